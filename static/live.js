@@ -64,7 +64,7 @@
   const URGENT = ["health", "status", "alerts", "spoken"];
 
   function receive(patch) {
-    Lockscope.setClock(patch.now);
+    Lockscope.setClock(patch.now, patch.set);
     if (patch.title !== undefined) document.title = patch.title;
     const before = known;
     if (patch.full) known = new Map();

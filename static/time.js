@@ -1,4 +1,5 @@
 // Ages, times to live and instants, updated every second by the dashboard's clock, so that the reader's clock may be wrong.
+// Ages are counted by its steady clock, and instants are shown by its host's wall clock, which may have been set.
 //
 //   time[data-at]                its age                 [data-clock], [data-day]  its time of day; its day, unless today
 //   .time-left                   the rest of the time to live (data-ttl) with which the nearest [data-observed] was read
@@ -10,9 +11,10 @@ const Lockscope = (() => {
   const byId = (id) => document.getElementById(id);
 
   // --- Clock.
-  let clock = { theirs: Number(body?.dataset.now), ours: Date.now() };
+  let clock = { theirs: Number(body?.dataset.now), ours: Date.now(), set: Number(body?.dataset.set) };
   const now = () => clock.theirs + Date.now() - clock.ours;
-  const setClock = (theirs) => { clock = { theirs, ours: Date.now() }; };
+  const wall = () => now() + clock.set;
+  const setClock = (theirs, set) => { clock = { theirs, ours: Date.now(), set }; };
 
   const two = (n) => String(n).padStart(2, "0");
   function duration(millis) {
@@ -62,11 +64,11 @@ const Lockscope = (() => {
     const ofDay = OF_DAY.exec(text);
     if (!ofDay) return NaN;
     const [hour, minute, second] = ofDay.slice(1).map((part) => Number(part ?? 0));
-    const at = new Date(now());
+    const at = new Date(wall());
     if (isLocal) at.setHours(hour, minute, second, 0);
     else at.setUTCHours(hour, minute, second, 0);
-    if (at > now() && isLocal) at.setDate(at.getDate() - 1);
-    else if (at > now()) at.setUTCDate(at.getUTCDate() - 1);
+    if (at > wall() && isLocal) at.setDate(at.getDate() - 1);
+    else if (at > wall()) at.setUTCDate(at.getUTCDate() - 1);
     return at.getTime();
   }
 
@@ -131,26 +133,29 @@ const Lockscope = (() => {
     bar.value = Math.max(0, left);
   }
 
+  function showInstant(time) {
+    const title = instant(Date.parse(time.dateTime));
+    if (time.title !== title) time.title = title;
+  }
+
   // Fills in the times of the page, or only those in one element.
   function tick(root = document) {
     const at = now();
     for (const time of root.querySelectorAll("time[data-at]")) {
       const its = Number(time.dataset.at);
       setText(time, duration(at - its));
-      const title = instant(its);
-      if (time.title !== title) time.title = title;
+      showInstant(time);
     }
     for (const time of root.querySelectorAll("time[data-when]")) {
       const its = Number(time.dataset.when);
       setText(time, its > at ? `in ${duration(its - at)}` : `${duration(at - its)} ago`);
-      const title = instant(its);
-      if (time.title !== title) time.title = title;
+      showInstant(time);
     }
     for (const time of root.querySelectorAll("[data-clock]")) setText(time, timeOfDay(Number(time.dataset.clock)));
     for (const time of root.querySelectorAll("[data-clock-ms]")) setText(time, parts(Number(time.dataset.clockMs)).slice(11, 23));
     for (const time of root.querySelectorAll("[data-minute]")) setText(time, parts(Number(time.dataset.minute)).slice(11, 16));
     for (const name of root.querySelectorAll(".zone-name")) setText(name, local ? "local time" : "UTC");
-    const today = day(at);
+    const today = day(wall());
     for (const time of root.querySelectorAll("[data-day]")) {
       const its = day(Number(time.dataset.day));
       setText(time, its === today ? "" : `${its} `);
@@ -164,7 +169,7 @@ const Lockscope = (() => {
       setText(read.querySelector(".read-ago"), duration(passed));
     }
     if (root !== document) return;
-    setText(byId("as-of"), instant(Math.floor(at / 1000) * 1000));
+    setText(byId("as-of"), instant(Math.floor(wall() / 1000) * 1000));
     for (const listener of listeners) listener();
   }
 

@@ -106,8 +106,9 @@ impl From<Time> for Moment {
 }
 
 impl SteadyMillis {
-    /// The last instant that can be distinguished from later ones, in the year 10889.
-    pub const LAST: Self = Self((1 << 48) - 2);
+    /// The last instant that is displayed, the end of the year 9999. Later ones, which other programs may have written to
+    /// Redis, become this one: browsers cannot display all of them.
+    pub const LAST: Self = Self(253_402_300_799_999);
 
     /// Returns the current instant.
     #[must_use]
@@ -127,10 +128,10 @@ impl SteadyMillis {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Returns the instant this many milliseconds later.
+    /// Returns the instant this many milliseconds later, at most [`Self::LAST`].
     #[must_use]
     pub fn plus(self, millis: u64) -> Self {
-        Self(self.0.saturating_add(millis))
+        Self(self.0.saturating_add(millis)).min(Self::LAST)
     }
 
     /// Returns the instant this many milliseconds earlier.
@@ -142,23 +143,23 @@ impl SteadyMillis {
     /// Converts to the wall clock as it is currently set.
     #[must_use]
     pub fn to_wall(self) -> WallMillis {
-        WallMillis(self.0.saturating_add_signed(set_by()))
+        WallMillis(self.0.saturating_add_signed(set_by()).min(Self::LAST.0))
     }
 }
 
 impl WallMillis {
-    /// Converts an instant on the wall clock as it is currently set to the dashboard's own clock.
+    /// Converts an instant on the wall clock as it is currently set to the dashboard's own clock, at most
+    /// [`SteadyMillis::LAST`].
     #[must_use]
     pub fn to_steady(self) -> SteadyMillis {
-        SteadyMillis(self.0.saturating_add_signed(-set_by()))
+        SteadyMillis(self.0.saturating_add_signed(-set_by())).min(SteadyMillis::LAST)
     }
 }
 
 /// Formats as RFC 3339 in UTC with milliseconds. Anything beyond the year 9999 is displayed as the end of that year.
 impl fmt::Display for WallMillis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const LAST: u64 = 253_402_300_799_999;
-        let at = UNIX_EPOCH + Duration::from_millis(self.0.min(LAST));
+        let at = UNIX_EPOCH + Duration::from_millis(self.0.min(SteadyMillis::LAST.0));
         humantime::format_rfc3339_millis(at).fmt(f)
     }
 }
@@ -255,6 +256,14 @@ mod tests {
         assert!((before - 5_000..=after + 5_000).contains(&ours), "{before} {ours} {after}");
         let instant = SteadyMillis(1_000_000);
         assert_eq!(instant.to_wall().to_steady(), instant);
+    }
+
+    #[test]
+    fn no_instant_is_later_than_browsers_display() {
+        for end in [WallMillis(9_000_000_000_000_000).to_steady(), SteadyMillis(5).plus(u64::MAX)] {
+            assert_eq!(end, SteadyMillis::LAST);
+            assert_eq!(end.to_wall().to_string(), "9999-12-31T23:59:59.999Z");
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ use super::{
     Chrome, HistoryPage, ListPage, ListView, LockPage, OverviewPage, OwnerPage, SourcesPage,
     assets, history, list, lock, lock_parts, overview, owner, page, row, sources, trace,
 };
-use crate::clock::SteadyMillis;
+use crate::clock::{self, SteadyMillis};
 use crate::model::types::LockId;
 use crate::query::list::RowId;
 use crate::sources::view::SourceState;
@@ -49,7 +49,7 @@ const STATUS: [&str; 4] = ["health", "status", "alerts", "spoken"];
 /// Returns the event for a stream that has been silent for [`BEAT_MS`].
 #[must_use]
 pub fn beat(now: SteadyMillis) -> String {
-    format!("{{\"now\":{}}}", now.0)
+    format!("{{\"now\":{},\"set\":{}}}", now.0, clock::set_by())
 }
 
 /// An open page at one instant.
@@ -66,6 +66,8 @@ pub struct Picture {
 #[derive(Debug, Serialize, Default)]
 struct Patch<'a> {
     now: u64,
+    /// The milliseconds by which the wall clock has been set.
+    set: i64,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     full: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -214,7 +216,7 @@ impl Picture {
     /// # Errors
     /// If it cannot be written, which is a bug.
     pub fn patch(&self, before: Option<&Self>) -> Result<Option<String>, askama::Error> {
-        let mut patch = Patch { now: self.now, ..Patch::default() };
+        let mut patch = Patch { now: self.now, set: clock::set_by(), ..Patch::default() };
         if before.is_none() {
             patch.full = true;
             patch.build = Some(assets::build());

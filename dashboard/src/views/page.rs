@@ -6,6 +6,7 @@ use askama::filters::HtmlSafe;
 use super::format::{self, Ago};
 use super::prose::Prose;
 use super::{Chrome, ErrorPage, assets, links};
+use crate::clock;
 use crate::sources::view::ServerView;
 use crate::sources::view::{SourceState, SourceView};
 
@@ -26,6 +27,8 @@ pub(super) struct Frame<'a> {
     pub(super) assets: &'static assets::Addresses,
     pub(super) build: &'static str,
     pub(super) stale_ms: u64,
+    /// The milliseconds by which the wall clock has been set.
+    pub(super) set_by: i64,
     /// The instant at which the page was made, for printing.
     pub(super) as_of: String,
 }
@@ -43,6 +46,7 @@ impl<'a> Frame<'a> {
             assets: &assets::ADDRESSES,
             build: assets::build(),
             stale_ms: STALE_MS,
+            set_by: clock::set_by(),
             as_of: format::rfc3339(chrome.now),
         }
     }

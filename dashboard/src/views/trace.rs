@@ -194,7 +194,7 @@ impl StepRow {
             certain: step.is_certain(),
             sentence: sentence(&event.action, names),
             at: step.at(),
-            wall: event.at_micros / 1_000,
+            wall: step.at().to_wall().0,
             gap: step.gap_micros.map(gap),
             who: owner.map(|id| OwnerName::remembered(&page.id.deployment, &id, names)),
             address: address(event),

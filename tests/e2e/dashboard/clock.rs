@@ -1,11 +1,12 @@
 //! Changes to the wall clock of the dashboard's host while the dashboard runs.
 
 use anyhow::{Context as _, Result, ensure};
+use harness::browser::Browser;
 use harness::{Client, Dashboard, RedisServer, WallClock, eventually};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use super::{HOLDER, problems};
+use super::{Bench, HOLDER, problems};
 
 const HOUR: i64 = 3_600;
 /// The tolerance for times: far more than any test takes, and far less than the change of the clock.
@@ -126,5 +127,74 @@ async fn a_clock_change_affects_displayed_times_only() -> Result<()> {
     about(seconds(&leaked["problems"][0]["since"])?, due)?;
     dashboard.process().kill()?;
     WallClock::clear_up(dashboard.process().pid());
+    Ok(())
+}
+
+/// Returns once all instants in the tooltips of the page are those of its elements.
+async fn until_tooltips_match(browser: &Browser) {
+    let tooltips = "return [...document.querySelectorAll('time[data-at], time[data-when]')]
+        .map((time) => [time.title, time.dateTime])";
+    eventually("tooltips by the clock as it is", async || {
+        let tooltips = browser.run(tooltips).await?;
+        let pairs = tooltips.as_array().context("a list")?;
+        ensure!(!pairs.is_empty() && pairs.iter().all(|pair| pair[0] == pair[1]), "{tooltips}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_clock_change_shows_on_open_pages() -> Result<()> {
+    let clock = WallClock::new()?;
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    let dashboard =
+        Dashboard::in_environment(&redis.url(), &["--monitor", "off"], &clock.environment())
+            .await?;
+    direct.call(&format!("HINCRBY held {HOLDER} 1")).await?.ok()?;
+    direct.call("PEXPIRE held 36000000").await?.ok()?;
+    let mut bench = Bench { dashboard, redis, direct };
+    bench.listed("held", |lock| lock["state"] == "held").await;
+    let browser = Browser::start().await?;
+    let page = bench.dashboard.url("/lock?name=held");
+    for ahead in [HOUR, -HOUR] {
+        browser.open(&page).await?;
+        clock.set(ahead)?;
+        eventually("the open page to follow the clock", async || {
+            let due = now(&mut bench.direct).await? + ahead;
+            let shown = browser.run("return document.getElementById('as-of').textContent").await?;
+            about(seconds(&shown)?, due)
+        })
+        .await;
+        browser.open(&page).await?;
+        until_tooltips_match(&browser).await;
+    }
+    bench.dashboard.process().kill()?;
+    WallClock::clear_up(bench.dashboard.process().pid());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_deadline_that_no_date_can_show_leaves_the_page_alive() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    bench.direct.call(&format!("HINCRBY fair {HOLDER} 1")).await?.ok()?;
+    bench.direct.call("PEXPIRE fair 36000000").await?.ok()?;
+    let waiter = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:48";
+    bench.direct.call(&format!("RPUSH redisson_lock_queue:{{fair}} {waiter}")).await?.ok()?;
+    let deadline = format!("ZADD redisson_lock_timeout:{{fair}} 8800000000000000 {waiter}");
+    bench.direct.call(&deadline).await?.ok()?;
+    bench.listed("fair", |lock| lock["waiting"] == 1).await;
+    let lock = bench.dashboard.json("/api/v1/lock?name=fair").await?;
+    assert_eq!(lock["queue"][0]["deadline"], "9999-12-31T23:59:59.999Z");
+    let browser = Browser::start().await?;
+    browser.open(&bench.dashboard.url("/lock?name=fair")).await?;
+    until_tooltips_match(&browser).await;
+    bench.direct.call("DEL fair").await?.ok()?;
+    eventually("the open page to show it free", async || {
+        let held = browser.run("return document.querySelector('.time-left') !== null").await?;
+        ensure!(held == false, "it has a time to live");
+        Ok(())
+    })
+    .await;
     Ok(())
 }

@@ -45,8 +45,7 @@ impl Record {
 
     /// Returns the end of its time to live by the newest reading.
     fn expires_at(&self) -> Option<SteadyMillis> {
-        let end = self.observed_at().plus(millis(self.ttl?));
-        Some(end.min(SteadyMillis::LAST))
+        Some(self.observed_at().plus(millis(self.ttl?)))
     }
 
     /// Builds the next view to publish, and marks the record as unchanged. A reading from before `readable_since` makes

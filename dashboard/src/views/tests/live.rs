@@ -82,7 +82,7 @@ fn a_read_that_finds_no_change_sends_the_time_to_live_only() {
     let row = Arc::make_mut(&mut page.rows[3]);
     read_again(row, ago(0), 29_500);
     let second = patch(&mut stream, &page).unwrap();
-    assert_eq!(keys(&second), ["now", "ttl"]);
+    assert_eq!(keys(&second), ["now", "set", "ttl"]);
     let id = first["order"][3].as_str().unwrap();
     assert_eq!(second["ttl"][id], serde_json::json!([29_500, ago(0).0]));
 }
@@ -100,14 +100,14 @@ fn rows_come_change_and_go() {
 
     Arc::make_mut(&mut page.rows[0]).holders[0].count = 2;
     let changed = patch(&mut stream, &page).unwrap();
-    assert_eq!(keys(&changed), ["cells", "now"], "only what changed");
+    assert_eq!(keys(&changed), ["cells", "now", "set"], "only what changed");
     let cells = changed["cells"].as_object().unwrap().values().next().unwrap();
     assert_eq!(keys(cells), ["3"], "the holder's cell, the start tag being 0");
     assert!(cells["3"].as_str().unwrap().contains("×2"));
 
     page.rows.remove(0);
     let gone = patch(&mut stream, &page).unwrap();
-    assert_eq!(keys(&gone), ["now", "order", "regions"]);
+    assert_eq!(keys(&gone), ["now", "order", "regions", "set"]);
     assert_eq!(keys(&gone["regions"]), ["foot"]);
     assert_eq!(gone["order"], first["order"]);
 }
@@ -119,7 +119,7 @@ fn a_lost_time_to_live_is_sent() {
     patch(&mut stream, &page).unwrap();
     Arc::make_mut(&mut page.rows[0]).expires_at = None;
     let changed = patch(&mut stream, &page).unwrap();
-    assert_eq!(keys(&changed), ["cells", "now", "ttl"]);
+    assert_eq!(keys(&changed), ["cells", "now", "set", "ttl"]);
     assert!(changed["cells"].to_string().contains("no expiry"));
     assert_eq!(changed["ttl"].as_object().unwrap().values().next().unwrap()[0], Value::Null);
 }
@@ -226,7 +226,7 @@ fn a_reader_that_lags_gets_the_difference_from_its_page() {
         patch(&mut quick, &page);
     }
     let all = patch(&mut slow, &page).unwrap();
-    assert_eq!(keys(&all), ["cells", "now", "order"]);
+    assert_eq!(keys(&all), ["cells", "now", "order", "set"]);
     assert!(all["cells"].to_string().contains("×8"));
 }
 
@@ -306,7 +306,7 @@ fn other_pages_follow_what_they_show() {
     assert_eq!(first["order"].as_array().unwrap().len(), page.rows.len());
     assert_eq!(then(&page), None);
     page.rows[0].holds += 1;
-    assert_eq!(keys(&then(&page).unwrap()), ["cells", "now"]);
+    assert_eq!(keys(&then(&page).unwrap()), ["cells", "now", "set"]);
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn a_page_without_a_stream_asks_for_none() {
 #[test]
 fn a_beat_is_a_patch() {
     let beat: Value = serde_json::from_str(&beat(SteadyMillis(5))).unwrap();
-    assert_eq!(beat, serde_json::json!({ "now": 5 }));
+    assert_eq!(beat, serde_json::json!({ "now": 5, "set": 0 }));
 }
 
 /// Returns the events of a stream whose rows appear, change, move and disappear, for trying the script in a browser.
