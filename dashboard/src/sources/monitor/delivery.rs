@@ -158,14 +158,23 @@ impl Delivery {
 struct Lag {
     /// The smallest difference of the clocks, and its time by our clock.
     least: Option<(i64, i64)>,
+    /// The time of the last event, by the server's clock.
+    last_micros: u64,
     now: Duration,
 }
 
 /// The smallest difference grows by this fraction of the time, so that a step of a clock is forgotten eventually.
 const DRIFT_DIVISOR: i64 = 100;
+/// An event that is earlier than the one before it by more than this, in microseconds, shows that the server's clock was
+/// set back, since the server prints lines in order.
+const DISORDER_MICROS: u64 = 1_000_000;
 
 impl Lag {
     fn update(&mut self, ours_micros: u64, theirs_micros: u64) {
+        if theirs_micros.saturating_add(DISORDER_MICROS) < self.last_micros {
+            self.least = None;
+        }
+        self.last_micros = theirs_micros;
         let ours = i64::try_from(ours_micros).unwrap_or(i64::MAX);
         let apart = ours.saturating_sub(i64::try_from(theirs_micros).unwrap_or(i64::MAX));
         let least = self.least.map_or(apart, |(least, at)| {
@@ -299,6 +308,19 @@ mod tests {
             lag.update(both, both);
             assert_eq!(lag.now, Duration::ZERO);
         }
+    }
+
+    #[test]
+    fn a_server_clock_that_is_set_back_is_not_lag() {
+        let (mut lag, hour) = (Lag::default(), 3_600_000_000);
+        lag.update(10_000_000, hour);
+        lag.update(20_000_000, 2 * hour + 10_000_000);
+        for i in 2..5 {
+            lag.update(i * 10_000_000, hour + i * 10_000_000);
+            assert_eq!(lag.now, Duration::ZERO);
+        }
+        lag.update(60_000_000, hour + 41_000_000);
+        assert!(lag.now > Duration::from_secs(18), "{:?}", lag.now);
     }
 
     #[test]
