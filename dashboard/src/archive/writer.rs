@@ -23,6 +23,11 @@ const BATCH: usize = 20_000;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which rows are removed by age, and free pages released.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(60);
+/// The time after a start, or a large step of the wall clock, in which no row is removed by age, in milliseconds. A clock
+/// that is far ahead for a moment would remove everything of earlier runs.
+const SETTLING_MS: u64 = 3_600_000;
+/// The smallest step of the wall clock that is large, in milliseconds.
+const LARGE_STEP_MS: u64 = 60_000;
 /// The most rows of a kind that are removed after a transaction, so that the next entries do not wait long. A
 /// transaction adds no more, so the removal of the oldest rows keeps up with any rate.
 const PRUNE_ROWS: usize = BATCH;
@@ -54,6 +59,8 @@ struct Table {
     first: i64,
     /// The offset of the wall clock at the last correction of rows.
     set: i64,
+    /// The instant before which no row is removed by age.
+    settled: SteadyMillis,
     /// The most bytes that rows may need.
     limit: u64,
     _lock: File,
@@ -69,7 +76,8 @@ impl Writer {
     ) -> rusqlite::Result<Self> {
         let span = begin_span(&connection, now)?;
         let (first, set, limit) = (stored(now), clock::set_by(), MAX_BYTES);
-        let table = Table { connection, span, first, set, limit, _lock: lock };
+        let settled = now.plus(SETTLING_MS);
+        let table = Table { connection, span, first, set, settled, limit, _lock: lock };
         Ok(Self { table, entries, lost })
     }
 
@@ -137,7 +145,7 @@ impl Table {
     ) -> rusqlite::Result<()> {
         let by = clock::set_by().saturating_sub(self.set);
         if by != 0 {
-            self.correct_clock(by)?;
+            self.correct_clock(by, now)?;
             self.set += by;
         }
         if lost > 0 {
@@ -160,7 +168,10 @@ impl Table {
     }
 
     /// Corrects the rows of this run after the wall clock was set.
-    fn correct_clock(&mut self, by: i64) -> rusqlite::Result<()> {
+    fn correct_clock(&mut self, by: i64, now: SteadyMillis) -> rusqlite::Result<()> {
+        if by.unsigned_abs() >= LARGE_STEP_MS {
+            self.settled = now.plus(SETTLING_MS);
+        }
         let transaction = self.connection.transaction()?;
         let of_tables: [(&str, &[&str]); 6] = [
             ("hold", &["began", "ended"]),
@@ -182,8 +193,11 @@ impl Table {
         Ok(())
     }
 
-    /// Removes old rows.
+    /// Removes old rows, unless the wall clock may be wrong.
     fn prune(&self, now: SteadyMillis) -> rusqlite::Result<()> {
+        if now < self.settled {
+            return Ok(());
+        }
         let oldest = stored(now.minus(MAX_AGE_MS));
         let holds = "DELETE FROM hold WHERE rowid IN
             (SELECT rowid FROM hold WHERE ended < ?1 ORDER BY ended LIMIT ?2)";
@@ -401,7 +415,8 @@ mod tests {
         let lock = File::create(folder.join("lock")).unwrap();
         let connection = schema::open(&folder.join("history.db")).unwrap();
         let span = begin_span(&connection, SteadyMillis(1_000)).unwrap();
-        Table { connection, span, first: 1_000, set: 0, limit, _lock: lock }
+        let settled = SteadyMillis(0);
+        Table { connection, span, first: 1_000, set: 0, settled, limit, _lock: lock }
     }
 
     fn lock(at: u64) -> LockId {
@@ -502,13 +517,34 @@ mod tests {
             rows.map(Result::unwrap).collect()
         };
         let before = rows(&table);
-        table.correct_clock(500).unwrap();
+        table.correct_clock(500, SteadyMillis(1_005)).unwrap();
         let right = [(10, Some(20)), (30, Some(1_505)), (1_501, Some(1_502)), (1_503, None)];
         assert_eq!(rows(&table), right);
         let began: i64 =
             table.connection.query_row("SELECT began FROM span", [], |row| row.get(0)).unwrap();
         assert_eq!(began, 1_500);
-        table.correct_clock(-500).unwrap();
+        table.correct_clock(-500, SteadyMillis(1_005)).unwrap();
         assert_eq!(rows(&table), before);
+    }
+
+    #[test]
+    fn a_clock_that_is_far_ahead_for_a_moment_removes_no_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut table = table(folder.path(), MAX_BYTES);
+        let hold = "INSERT INTO hold VALUES ('main', 0, x'61', 'a', 10, 1, 20, NULL)";
+        table.connection.execute(hold, []).unwrap();
+        let count = |table: &Table| -> u64 {
+            table.connection.query_row("SELECT count(*) FROM hold", [], |row| row.get(0)).unwrap()
+        };
+        let ahead = SteadyMillis(MAX_AGE_MS + 2_000);
+        table.correct_clock(500, ahead).unwrap();
+        assert!(table.settled <= ahead, "corrections of the clock are common");
+        for step in [MAX_AGE_MS.cast_signed(), -MAX_AGE_MS.cast_signed()] {
+            table.correct_clock(step, ahead).unwrap();
+            table.prune(ahead.plus(SETTLING_MS - 1)).unwrap();
+            assert_eq!(count(&table), 1);
+        }
+        table.prune(ahead.plus(SETTLING_MS)).unwrap();
+        assert_eq!(count(&table), 0);
     }
 }
