@@ -14,6 +14,9 @@ const MAX_VALUE: usize = 60 * 1024;
 #[derive(Debug, Serialize)]
 struct Value<'a> {
     locks: &'a [Row],
+    /// The instant of the writing in epoch milliseconds, by the clock that the beginnings of waits have too. It shows a
+    /// dashboard how far that clock is off.
+    at: u64,
     /// The end of the signature's validity, in epoch milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     expires: Option<u64>,
@@ -67,10 +70,11 @@ pub(super) fn rows(awaited: &[AwaitedLock], booted: u64) -> Vec<Row> {
     awaited.iter().map(row).take_while(fits).collect()
 }
 
-/// Returns the value with these rows. `signed`: the end of the signature's validity and the id of the key.
-pub(super) fn value(rows: &[Row], signed: Option<(u64, &str)>) -> String {
+/// Returns the value with these rows, written at that instant in epoch milliseconds. `signed`: the end of the signature's
+/// validity and the id of the key.
+pub(super) fn value(rows: &[Row], at: u64, signed: Option<(u64, &str)>) -> String {
     let (expires, key) = signed.unzip();
-    let value = Value { locks: rows, expires, key };
+    let value = Value { locks: rows, at, expires, key };
     serde_json::to_string(&value).expect("numbers and text are always valid JSON")
 }
 
@@ -87,14 +91,14 @@ mod tests {
     #[test]
     fn a_value_lists_locks_with_their_count_and_first_waiters() {
         let rows = rows(&[awaited(b"orders:\"1\""), awaited(b"\xff\x01")], 100_000);
-        let text = value(&rows, Some((5, "k")));
+        let text = value(&rows, 102_000, Some((5, "k")));
         assert_eq!(
             text,
             r#"{"locks":[{"lock":"orders:\"1\"","count":10,"first":[[7,101500],[8,101800]]},"#
                 .to_owned()
-                + r#"{"lock":[255,1],"count":10,"first":[[7,101500],[8,101800]]}],"expires":5,"key":"k"}"#
+                + r#"{"lock":[255,1],"count":10,"first":[[7,101500],[8,101800]]}],"at":102000,"expires":5,"key":"k"}"#
         );
-        assert_eq!(value(&[], None), r#"{"locks":[]}"#);
+        assert_eq!(value(&[], 5, None), r#"{"locks":[],"at":5}"#);
     }
 
     #[test]
@@ -102,6 +106,6 @@ mod tests {
         let long: Vec<AwaitedLock> =
             (0..200_u8).map(|n| awaited(&[&[n][..], &[b'x'; 400]].concat())).collect();
         let rows = rows(&long, 0);
-        assert!(value(&rows, None).len() <= MAX_VALUE + 20 && rows.len() > 10);
+        assert!(value(&rows, 0, None).len() <= MAX_VALUE + 30 && rows.len() > 10);
     }
 }

@@ -89,7 +89,7 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         trace_key: keys::agent_trace(&settings.client),
         holders_key: keys::agent_holders(&settings.client),
         waiters_key: keys::agent_waiters(&settings.client),
-        awaited: None,
+        awaited: false,
         process,
         signer,
         booted: boot_epoch_millis(),
@@ -188,9 +188,8 @@ struct Publisher {
     trace_key: Vec<u8>,
     holders_key: Vec<u8>,
     waiters_key: Vec<u8>,
-    /// The published locks with waiters, and the instant from which their value is written again, in milliseconds of the boot
-    /// clock; `None` if Redis has no such value.
-    awaited: Option<(Vec<awaited::Row>, u64)>,
+    /// True if the value of locks with waiters may be in Redis.
+    awaited: bool,
     process: AgentProcess,
     signer: Option<Signer>,
     /// The boot time of the host in epoch milliseconds, from which all published instants are derived.
@@ -273,7 +272,6 @@ impl Publisher {
         if booted.abs_diff(self.booted) > CLOCK_STEP_MS {
             // The entries have outdated instants. The mismatch with an empty set removes them below.
             (self.booted, self.published) = (booted, Published::default());
-            self.awaited = None;
         }
         let ttl = TTL.as_millis().to_string();
         let (process, key) = (&self.process, &self.agent_key);
@@ -303,7 +301,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Publishes the locks that workers wait for, in one value, if they have changed.
+    /// Publishes the locks that workers wait for, in one value. It is written in each pass, since it has the time.
     async fn publish_awaited(&mut self) -> Result<(), PassError> {
         let (answer, awaited) = oneshot::channel();
         let request = Input::ListAwaited { red: self.red_only, min_age: MIN_AGE, answer };
@@ -313,24 +311,13 @@ impl Publisher {
         let now_ms = boot_micros() / 1_000;
         let ttl = TTL.as_millis().to_string();
         let mut pipeline = Pipeline::new();
-        match &self.awaited {
-            None if rows.is_empty() => return Ok(()),
-            Some((known, stale_from)) if *known == rows && now_ms < *stale_from => {
-                pipeline.cmd("PEXPIRE").arg(&self.waiters_key).arg(ttl);
-                let replies = self.send(pipeline).await?;
-                if replies.first() == Some(&Value::Int(0)) {
-                    // The key was deleted: the next pass writes it again.
-                    self.awaited = None;
-                }
-                return Ok(());
-            }
-            _ if rows.is_empty() => {
+        if rows.is_empty() {
+            if self.awaited {
                 pipeline.cmd("DEL").arg(&self.waiters_key);
                 self.send(pipeline).await?;
-                self.awaited = None;
-                return Ok(());
+                self.awaited = false;
             }
-            _ => {}
+            return Ok(());
         }
         let wall_ms = self.booted + now_ms;
         let value = match &self.signer {
@@ -338,18 +325,17 @@ impl Publisher {
                 let signed = Some((wall_ms + VALIDITY_MS, &*signer.key_id));
                 let lock = LockName::new(self.waiters_key.as_slice());
                 let lock = lock.expect("a key of our own is a valid name");
-                let entry = awaited::value(&rows, signed);
+                let entry = awaited::value(&rows, wall_ms, signed);
                 // No grant has the number 0.
                 let unsigned = vec![Unsigned { number: 0, lock, entry }];
                 let signed = signer.sign(unsigned).await.ok_or(PassError::CoreStopped)?;
                 signed.into_iter().next().map(|(_, value)| value).unwrap_or_default()
             }
-            None => awaited::value(&rows, None),
+            None => awaited::value(&rows, wall_ms, None),
         };
         pipeline.cmd("SET").arg(&self.waiters_key).arg(value).arg("PX").arg(ttl);
         self.send(pipeline).await?;
-        let signed = self.signer.is_some();
-        self.awaited = Some((rows, if signed { now_ms + VALIDITY_MS / 2 } else { u64::MAX }));
+        self.awaited = true;
         Ok(())
     }
 

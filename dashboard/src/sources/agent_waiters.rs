@@ -17,6 +17,9 @@ use crate::access::agent_keys::AgentKeys;
 use crate::clock::{SteadyMillis, Time, WallMillis};
 use crate::model::types::{AgentWaiters, AwaitedLock};
 
+/// The largest difference of an agent's clock from ours, in milliseconds, that is not corrected. A value is written every 2
+/// to 20 seconds.
+const CLOCK_TOLERANCE_MS: u64 = 30_000;
 /// The most agents of one database that are known by name.
 const MAX_AGENTS: usize = 2_000;
 /// The most agents that are read in one round. The others follow in the next rounds.
@@ -161,7 +164,7 @@ impl Registry {
                     is_believed(value, &place, keys, wall)
                 })
             });
-            let locks = if believed { awaited(agent, value) } else { Vec::new() };
+            let locks = if believed { awaited(agent, value, at.steady()) } else { Vec::new() };
             AgentWaiters { agent: *agent, locks, at }
         };
         Ok(Ok(agents.iter().map(list).collect()))
@@ -187,6 +190,8 @@ impl Registry {
 #[serde(default)]
 struct Published {
     locks: Vec<Row>,
+    /// The instant of the writing in epoch milliseconds, by the agent's clock.
+    at: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -205,8 +210,20 @@ enum Name {
     Bytes(Vec<u8>),
 }
 
-/// Returns the locks in a value, within bounds, or none if it is malformed.
-fn awaited(agent: &ClientId, value: &[u8]) -> Vec<AwaitedLock> {
+/// Returns the beginning of a wait by our clock. `since` and the time of the writing, `at`, are by the agent's clock, which
+/// is only taken to be right if it differs from ours by less than [`CLOCK_TOLERANCE_MS`].
+fn beginning(since: u64, at: Option<u64>, now: SteadyMillis) -> SteadyMillis {
+    let claimed = WallMillis(since).to_steady();
+    match at {
+        Some(at) if at.abs_diff(now.to_wall().0) > CLOCK_TOLERANCE_MS => {
+            now.minus(at.saturating_sub(since))
+        }
+        _ => claimed.min(now),
+    }
+}
+
+/// Returns the locks in a value that was read at `now`, within bounds, or none if it is malformed.
+fn awaited(agent: &ClientId, value: &[u8], now: SteadyMillis) -> Vec<AwaitedLock> {
     let published: Published = serde_json::from_slice(value).unwrap_or_default();
     let mut seen = HashSet::new();
     let row = |row: Row| {
@@ -215,10 +232,9 @@ fn awaited(agent: &ClientId, value: &[u8]) -> Vec<AwaitedLock> {
             Name::Bytes(bytes) => bytes,
         };
         let lock = LockName::new(name).ok()?;
-        let first =
-            row.first.into_iter().take(MAX_NAMED).map(|(number, since)| {
-                (HolderId::new(*agent, number), WallMillis(since).to_steady())
-            });
+        let first = row.first.into_iter().take(MAX_NAMED).map(|(number, since)| {
+            (HolderId::new(*agent, number), beginning(since, published.at, now))
+        });
         let count = row.count.min(MAX_COUNT);
         (count > 0 && seen.insert(lock.clone())).then(|| AwaitedLock {
             lock,
@@ -236,7 +252,7 @@ mod tests {
     #[test]
     fn a_value_is_read_within_bounds() {
         let agent = ClientId::from_random([1; 16]);
-        let read = |text: &str| awaited(&agent, text.as_bytes());
+        let read = |text: &str| awaited(&agent, text.as_bytes(), SteadyMillis(60_000));
         let locks = read(
             r#"{"locks":[{"lock":"a","count":10,"first":[[7,1000],[8,2000]]},{"lock":[255,1],"count":1}],"key":"k"}"#,
         );
@@ -250,6 +266,20 @@ mod tests {
         let many: Vec<String> = (0..1_000).map(row).collect();
         let locks = read(&format!(r#"{{"locks":[{}]}}"#, many.join(",")));
         assert_eq!((locks.len(), locks[0].count), (MAX_LOCKS / 2, MAX_COUNT), "each name once");
+    }
+
+    #[test]
+    fn an_agents_wrong_clock_makes_no_wait_longer() {
+        let (now, hour) = (SteadyMillis(100_000_000), 3_600_000);
+        let begins = |since: u64, at: Option<u64>| beginning(since, at, now).0;
+        for off in [0, CLOCK_TOLERANCE_MS, hour] {
+            for at in [now.0 - off, now.0 + off] {
+                let error = begins(at - 5_000, Some(at)).abs_diff(now.0 - 5_000);
+                assert!(error <= if off == hour { 0 } else { off }, "{off} {error}");
+            }
+        }
+        assert_eq!(begins(now.0 + hour, None), now.0, "no wait begins later than now");
+        assert_eq!(begins(now.0 - hour, None), now.0 - hour);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use harness::browser::Browser;
-use harness::{Client, Dashboard, RedisServer, WallClock, eventually};
+use harness::{Agent, Client, Dashboard, RedisServer, WallClock, eventually};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
@@ -196,5 +196,30 @@ async fn a_deadline_that_no_date_can_show_leaves_the_page_alive() -> Result<()> 
         Ok(())
     })
     .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_wrong_clock_of_an_agents_host_makes_no_wait_longer() -> Result<()> {
+    let clock = WallClock::new()?;
+    let environment = clock.environment();
+    let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, &**value)).collect();
+    let mut bench = Bench::with(&["--monitor", "off", "--scan-every", "1s"]).await?;
+    bench.direct.call(&format!("HINCRBY held {HOLDER} 1")).await?.ok()?;
+    bench.direct.call("PEXPIRE held 36000000").await?.ok()?;
+    clock.set(-HOUR)?;
+    let mut agent = Agent::in_environment(&bench.redis, &[], &environment).await?;
+    for ahead in [-HOUR, HOUR] {
+        clock.set(ahead)?;
+        let mut waiter = agent.client().await?;
+        waiter.send("LOCK held").await?;
+        let lock = bench.listed("held", |lock| lock["waiters"][0].is_object()).await;
+        about(seconds(&lock["waiters"][0]["since"]["at"])?, now(&mut bench.direct).await?)?;
+        assert_eq!(problems(&lock), [""; 0], "{lock}");
+        drop(waiter);
+        bench.listed("held", |lock| lock["waiting"] == 0).await;
+    }
+    agent.process().kill()?;
+    WallClock::clear_up(agent.pid());
     Ok(())
 }
