@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backtick_does_not_end_what_stands_between_backticks() {
+    fn a_backtick_in_a_name_does_not_end_its_code_span() {
         assert_eq!(code("a b"), "`a b`");
         assert_eq!(code(&visible(b"a`\\x60")), "`a\\x60\\\\x60`");
     }

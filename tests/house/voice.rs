@@ -98,7 +98,7 @@ fn name(file: &Path) -> std::path::Display<'_> {
 }
 
 #[test]
-fn a_question_is_told_from_a_statement() {
+fn questions_are_distinguished_from_statements() {
     let text = "/// Which.\n/// Not an opening: How.\nfn a() {}\n  /// Whenever asked.\nfn b() {}\n//! What it is\n";
     let asking: Vec<&str> = openings(text)
         .filter(|opening| QUESTIONS.iter().any(|question| begins_with(opening, question)))

@@ -118,7 +118,7 @@ fn a_login_ends_by_time_by_logout_and_with_its_token() {
 }
 
 #[test]
-fn an_address_that_guesses_is_not_heard_for_a_minute() {
+fn an_address_that_guesses_tokens_is_rejected_for_a_minute() {
     let access = access(&format!("{TOKEN},anna"));
     let guesser: IpAddr = "192.0.2.7".parse().unwrap();
     let ask = |token: &str, from, now| {

@@ -297,7 +297,7 @@ async fn events_are_counted_by_time_and_type() {
 }
 
 #[tokio::test]
-async fn what_was_held_at_an_instant_is_known_of_all_locks() {
+async fn all_locks_held_at_an_instant_are_listed() {
     let folder = tempfile::tempdir().unwrap();
     let leaked = ProblemKind::Leaked;
     let problem =

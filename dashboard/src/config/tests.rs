@@ -20,7 +20,7 @@ fn with_file(text: &str) -> Result<Config, String> {
 }
 
 #[test]
-fn without_anything_it_looks_at_the_local_server() {
+fn the_local_server_is_the_default() {
     let config = load(&[], &[]).unwrap();
     assert_eq!(config.scopes(), [(Arc::from("default"), 0)]);
     assert_eq!(config.listen.to_string(), "127.0.0.1:9761");
@@ -39,7 +39,7 @@ fn servers_have_names_and_databases() {
 }
 
 #[test]
-fn a_file_may_say_it_all() {
+fn a_file_may_configure_servers_and_rules() {
     let config = with_file(
         "stuck_after = \"1m\"\nignore = [\"cart:*\"]\n[[redis]]\nname = \"eu\"\nurl = \"redis://h\"\n\
          [[lock]]\nmatch = \"leader:*\"\nexpected = \"long\"\n[[lock]]\nmatch = \"x\"\nstuck_after = \"10s\"\n",
@@ -52,7 +52,7 @@ fn a_file_may_say_it_all() {
 }
 
 #[test]
-fn servers_of_the_file_have_databases_and_groups_of_their_own() {
+fn servers_in_the_file_have_separate_databases_and_groups() {
     let row = |name: &str, more: &str| {
         format!("[[redis]]\nname = \"{name}\"\nurl = \"redis://{name}\"\n{more}\n")
     };
@@ -75,7 +75,7 @@ fn servers_of_the_file_have_databases_and_groups_of_their_own() {
 }
 
 #[test]
-fn a_report_needs_nothing_that_protects_pages() {
+fn a_report_needs_no_settings_that_protect_pages() {
     for args in [
         &["--allow-release"][..],
         &["--listen", "0.0.0.0:80"],
@@ -176,7 +176,7 @@ fn a_setting_turns_the_login_off() {
 }
 
 #[test]
-fn others_may_come_where_they_are_asked_who_they_are() {
+fn a_public_address_needs_tls_or_a_proxy() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "0123456789abcdef,anna\n").unwrap();
     let tokens = ["--auth-token-file", file.path().to_str().unwrap()];

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_holder_has_a_name_of_its_own_or_that_of_its_client() {
+    fn a_holder_without_a_name_has_that_of_its_client() {
         let names = OwnerNames::default();
         let client = "285475da-9152-4c83-822a-67ee2f116a79";
         let holder = format!("{client}:52");

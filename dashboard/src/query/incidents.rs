@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_of_one_agent_have_incidents_of_their_own() {
+    fn each_worker_of_an_agent_has_separate_incidents() {
         let agent = "285475da-9152-4c83-822a-67ee2f116a79";
         let by = |name: &str, pid: u32| {
             // Each hold of an agent has a different id.

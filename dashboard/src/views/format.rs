@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_to_come_is_not_past() {
+    fn a_future_instant_is_not_shown_as_past() {
         let when = |at, now| Clock::new(SteadyMillis(at), SteadyMillis(now)).when;
         assert_eq!(when(61_000, 1_000), "in 1m 00s");
         assert_eq!(when(1_000, 61_000), "1m 00s ago");

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_between_two_backticks_is_code() {
+    fn text_between_backticks_is_code() {
         let html = |text: &str| Prose::from(text).render().unwrap();
         assert_eq!(html("run `a b`, then `c`."), "run <code>a b</code>, then <code>c</code>.");
         assert_eq!(html("`<b>`<i>"), "<code>&#60;b&#62;</code>&#60;i&#62;");

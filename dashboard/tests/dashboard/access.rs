@@ -273,7 +273,7 @@ async fn an_error_shows_nothing_of_the_dashboard_before_the_login() {
 }
 
 #[tokio::test]
-async fn metrics_of_their_own_address_need_no_token() {
+async fn metrics_on_a_separate_address_need_no_token() {
     let (dashboard, _file) = guarded(&["--metrics-listen", "127.0.0.1:0"]).await;
     let metrics = crate::serving::request(dashboard.metrics.unwrap(), "GET", "/metrics", &[]).await;
     assert_eq!(metrics.status, 200);

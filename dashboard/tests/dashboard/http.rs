@@ -264,7 +264,7 @@ async fn the_description_of_the_api_names_every_route() {
 }
 
 #[tokio::test]
-async fn metrics_may_have_an_address_of_their_own() {
+async fn metrics_may_be_served_on_a_separate_address() {
     let flags = ["--redis-url", NO_REDIS, "--metrics-listen", "127.0.0.1:1"];
     let dashboard = Dashboard::with(&flags).await;
     assert_eq!(dashboard.get("/metrics").await.status, 404);

@@ -85,7 +85,7 @@ async fn a_change_that_the_server_reports_is_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_off_or_denied_stays_so_and_what_is_too_much_is_left() {
+async fn notifications_that_are_off_or_denied_stay_unused_and_a_flood_ends_their_use() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     take(&mut redis, b"a", HOLDER, 600_000);
@@ -120,7 +120,7 @@ async fn what_is_off_or_denied_stays_so_and_what_is_too_much_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn releases_on_channels_of_shards_are_heard_and_we_are_no_waiters() {
+async fn releases_on_sharded_channels_are_seen_and_the_dashboard_is_no_waiter() {
     let bus = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let bus = bus.to_string();
     let server = RedisServer::with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);

@@ -434,7 +434,7 @@ async fn a_right_for_some_names_is_offered_there_only_and_rejections_are_recorde
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_lock_cannot_be_released() {
+async fn a_key_that_is_no_lock_cannot_be_released() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
@@ -480,7 +480,7 @@ async fn a_lock_that_only_its_form_shows_needs_one_more_confirmation() {
 
 /// Tests the account that docs/howto/acl.md describes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_of_its_own_releases_and_may_do_little_else() {
+async fn the_redis_user_for_releases_may_do_little_else() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/acl.md");

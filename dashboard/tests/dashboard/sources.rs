@@ -108,7 +108,7 @@ async fn between_passes_known_locks_are_seen_taken_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_only_looks_like_a_lock_is_listed_apart() {
+async fn hashes_that_only_look_like_locks_are_listed_separately() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     run::<i64>(&mut redis, &["HSET", "cart", HOLDER, "3"]);
@@ -387,7 +387,7 @@ async fn agents_tell_who_their_holders_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_agents_tell_may_be_denied() {
+async fn the_holder_registry_may_be_denied() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let user = ["ACL", "SETUSER", "narrow", "on", ">look", "allchannels", "+@all", "%R~orders:*"];

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_nothing() {
+    fn an_invalid_header_has_no_parent() {
         for text in [
             "",
             "nonsense",

@@ -169,7 +169,7 @@ async fn leaks_orphans_and_lookalikes_are_found_with_evidence_and_nothing_is_cha
 }
 
 #[tokio::test]
-async fn the_holder_registry_tells_living_holders_from_gone_ones() -> Result<()> {
+async fn the_holder_registry_distinguishes_living_holders_from_gone_ones() -> Result<()> {
     let redis = RedisServer::with(&SOUND).await?;
     let mut direct = redis.client().await?;
     let agent = Agent::start(&redis).await?;
@@ -269,8 +269,8 @@ async fn settings_of_the_server_that_endanger_locks_are_found() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_documented_observer_lacks_nothing_and_another_account_is_told_what_it_lacks()
--> Result<()> {
+async fn the_documented_observer_suffices_and_another_account_gets_its_missing_rights() -> Result<()>
+{
     let redis = RedisServer::with(&SOUND).await?;
     let mut direct = redis.client().await?;
     documented_users(&mut direct, false).await?;

@@ -68,7 +68,7 @@ async fn a_long_name_has_one_line_in_every_list_of_one_line_and_wraps_on_a_phone
 }
 
 #[tokio::test]
-async fn on_a_phone_every_value_stands_beside_its_label() -> Result<()> {
+async fn on_a_phone_every_value_is_next_to_its_label() -> Result<()> {
     let mut shown = Shown::new().await?;
     let script = "<script>alert(1)</script>";
     for name in [&"y".repeat(320), script] {

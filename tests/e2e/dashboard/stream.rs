@@ -49,7 +49,7 @@ async fn a_program_gets_everything_then_what_changes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_page_gets_patches_of_its_own_view() -> Result<()> {
+async fn a_page_gets_patches_for_its_view_only() -> Result<()> {
     let bench = Bench::new().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     let path = "/live?path=%2F%3Ffilter%3Dorders%3A*";

@@ -61,7 +61,7 @@ async fn an_unavailable_lock_differs_from_a_failure() -> Result<()> {
 }
 
 #[tokio::test]
-async fn refusals_have_statuses_of_their_own() -> Result<()> {
+async fn each_refusal_has_a_separate_status() -> Result<()> {
     let mut desk = Desk::new().await?;
     desk.bench.direct.call("SET text x").await?.ok()?;
     for (words, status, sentence) in [

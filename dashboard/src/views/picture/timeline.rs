@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_stand_where_their_times_are() {
+    fn bars_are_placed_by_their_times() {
         let window = window(vec![
             hold("b", 9_500_000, 9_750_000, "released"),
             hold("a", 1, 9_250_000, "ran_out"),

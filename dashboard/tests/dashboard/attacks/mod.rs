@@ -242,7 +242,7 @@ async fn no_header_is_split_and_no_request_smuggled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_too_large_is_refused() {
+async fn requests_that_are_too_large_are_rejected() {
     let (dashboard, _file) = guarded(NO_REDIS).await;
     let bearer = format!("Bearer {}", token("release"));
     let long = |n: usize| "x".repeat(n);

@@ -50,7 +50,7 @@ fn name_query(name: &[u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_wrote_is_text_everywhere() {
+async fn text_of_other_clients_is_never_html() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     plant(&mut redis);
@@ -60,12 +60,12 @@ async fn what_others_wrote_is_text_everywhere() {
         ["--redis-url", &server.url(), "--allow-release", "--insecure", "--history-dir", history];
     let dashboard = Dashboard::with(&flags).await;
     dashboard.json_when("/api/v1/locks", |json| json["total"] == NASTY.len()).await;
-    let told = |json: &Value| {
+    let identified = |json: &Value| {
         let locks = json["locks"].as_array().into_iter().flatten();
         let mut clients = locks.map(|lock| &lock["holders"][0]["client"]);
         clients.any(|client| client["comm"].is_string() && client["host"].is_string())
     };
-    dashboard.json_when("/api/v1/locks", told).await;
+    dashboard.json_when("/api/v1/locks", identified).await;
     // One of these locks is leaked, acknowledged and released with a hostile reason.
     run::<i64>(&mut redis, &["PERSIST", "<script>window.pwned=1</script>"]);
     let leaked = name_query(NASTY[0]);
