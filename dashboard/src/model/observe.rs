@@ -61,8 +61,8 @@ impl Model {
                 self.scopes[scope.0].cluster = cluster;
                 self.scopes[scope.0].server_up(since, at, run_id);
             }
-            Observation::ServerAddress { address, replica } => {
-                self.scopes[scope.0].set_address(address, replica);
+            Observation::ServerAddress { address, replica, replid } => {
+                self.scopes[scope.0].set_address(address, replica, replid);
             }
             Observation::Databases(with_keys) => {
                 let watched: Vec<u32> =

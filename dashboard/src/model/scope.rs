@@ -42,8 +42,7 @@ pub(super) struct Scope {
     /// The instant since which the server can be read without a gap.
     readable_since: Option<Moment>,
     run_id: Option<String>,
-    /// The address of the server, and true for a replica.
-    address: Option<(String, bool)>,
+    address: Option<ServerAddress>,
     /// The change of server that the next `ServerUp` concludes.
     server_change: Option<RestartCause>,
     restart: Option<Restart>,
@@ -60,6 +59,15 @@ pub(super) struct Scope {
 pub(super) struct Refused {
     pub(super) locks: u64,
     pub(super) possible: u64,
+}
+
+/// The server that is read.
+#[derive(Debug)]
+struct ServerAddress {
+    address: String,
+    replica: bool,
+    /// The id of its replication history, if the server reports one.
+    replid: Option<String>,
 }
 
 /// A complete scan of all keys.
@@ -90,9 +98,9 @@ enum RestartCause {
     Started,
     /// The server at this address was promoted to master, so locks that had not been replicated to it are gone.
     Promoted(String),
-    /// The server at this address is now read instead. If it `may_lag`, locks that have not been replicated to it yet
-    /// appear to be gone for a moment.
-    Chosen { address: String, may_lag: bool },
+    /// The server at this address is now read instead. It `may_lack` locks if it is a replica that lags, or a master that
+    /// has restarted or been promoted since the replica before received its data.
+    Chosen { address: String, may_lack: bool },
     /// These locks have moved here from another node of the cluster.
     Moved {
         names: HashSet<LockName>,
@@ -122,7 +130,7 @@ impl Restart {
     fn concerns(&self, name: &LockName) -> bool {
         match &self.cause {
             RestartCause::Started | RestartCause::Promoted(_) => true,
-            RestartCause::Chosen { may_lag, .. } => *may_lag,
+            RestartCause::Chosen { may_lack, .. } => *may_lack,
             RestartCause::Moved { names, .. } => names.contains(name),
         }
     }
@@ -199,17 +207,20 @@ impl Scope {
         over
     }
 
-    /// Sets the address and role of the server that is about to be reported as up.
-    pub(super) fn set_address(&mut self, address: String, replica: bool) {
-        let before = self.address.replace((address.clone(), replica));
-        if let Some((before, was_replica)) = before
-            && before != address
-        {
-            self.server_change = Some(match replica || was_replica {
-                true => RestartCause::Chosen { address, may_lag: replica },
-                false => RestartCause::Promoted(address),
-            });
-        }
+    /// Sets the address, role and replication id of the server that is about to be reported as up.
+    pub(super) fn set_address(&mut self, address: String, replica: bool, replid: Option<String>) {
+        let now = ServerAddress { address: address.clone(), replica, replid: replid.clone() };
+        let Some(before) = self.address.replace(now).filter(|before| before.address != address)
+        else {
+            return;
+        };
+        self.server_change = Some(match replica || before.replica {
+            true => {
+                let other_data = replid.zip(before.replid).is_some_and(|(now, then)| now != then);
+                RestartCause::Chosen { address, may_lack: replica || other_data }
+            }
+            false => RestartCause::Promoted(address),
+        });
     }
 
     /// Records that the server can be read since that instant, which was reported at `at`. If it is another server, or

@@ -121,6 +121,7 @@ impl Poll {
                     let at = Observation::ServerAddress {
                         address: address.to_string(),
                         replica: info.role == Some(Role::Replica),
+                        replid: info.replid.clone(),
                     };
                     self.model.observe(self.scope.id, at).await;
                 }

@@ -152,3 +152,30 @@ async fn with_sentinel_a_replica_of_the_current_master_is_read() -> Result<()> {
     assert_eq!(kept["past"], Value::Array(Vec::new()), "it was held all the time");
     Ok(())
 }
+
+#[tokio::test]
+async fn locks_lost_by_a_master_that_restarts_empty_are_one_notice() -> Result<()> {
+    // After the restart the replica has no copy for seconds, so the master is read.
+    let mut server = RedisServer::with(&[("repl-diskless-sync-delay", "3")]).await?;
+    let mut direct = server.client().await?;
+    let follows = format!("127.0.0.1 {}", server.port());
+    take(&mut direct, "lost").await?;
+    let replica = RedisServer::with(&[("replicaof", &follows)]).await?;
+    until_followed(&mut direct).await;
+    let flags = ["--read-from", "replica", "--monitor", "off"];
+    let dashboard = Dashboard::start(&server.url(), &flags).await?;
+    until_read(&dashboard, Some(&address(&replica))).await;
+    lock(&dashboard, "lost", held).await;
+
+    server.restart().await?;
+    let lost = lock(&dashboard, "lost", |lock| lock["state"] == "free").await;
+    assert_eq!(lost["past"][0]["ended"], "restarted", "{lost}");
+    eventually("a notice of the loss", async || {
+        let notices = dashboard.json("/api/v1/sources").await?["notices"].to_string();
+        let wanted = "is read from now on; 1 held locks of database 0 were not there";
+        ensure!(notices.contains(wanted), "{notices}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}

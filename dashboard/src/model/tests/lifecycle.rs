@@ -291,7 +291,9 @@ fn locks_lost_with_another_master_make_one_notice_even_without_a_run_id() {
     let mut model = model();
     let at_address = |model: &mut Model, ms: u64, address: &str| {
         model.observe(MAIN, Observation::ServerDown);
-        model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica: false });
+        let server =
+            Observation::ServerAddress { address: address.into(), replica: false, replid: None };
+        model.observe(MAIN, server);
         let (since, at) = (at(ms), SteadyMillis(ms));
         model.observe(MAIN, Observation::ServerUp { since, at, run_id: None, cluster: false });
     };
@@ -353,8 +355,14 @@ fn locks_lost_with_another_master_count_though_others_have_acquired_them_since()
 
 /// Connects the model to the server at this address from that instant on.
 fn up(model: &mut Model, ms: u64, address: &str, replica: bool) {
+    up_with_data(model, ms, address, replica, "one");
+}
+
+/// Connects the model to the server at this address, with this replication id, from that instant on.
+fn up_with_data(model: &mut Model, ms: u64, address: &str, replica: bool, replid: &str) {
     model.observe(MAIN, Observation::ServerDown);
-    model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica });
+    let (address, replid) = (address.into(), Some(replid.into()));
+    model.observe(MAIN, Observation::ServerAddress { address, replica, replid });
     let (since, at) = (at(ms), SteadyMillis(ms));
     model.observe(MAIN, Observation::ServerUp { since, at, run_id: None, cluster: false });
 }
@@ -371,6 +379,26 @@ fn a_release_while_a_lagging_replica_was_read_is_no_loss() {
     assert_eq!(texts, ["h:1 is read from now on"]);
     let view = shown(&mut model, "a").unwrap();
     assert_eq!(view.history.past[0].ended, Some("vanished"));
+}
+
+#[test]
+fn locks_lost_by_a_master_that_restarted_are_reported_although_its_replica_was_read() {
+    let mut model = model();
+    up(&mut model, 0, "h:2", true);
+    // The lock is renewed, and its lease is about to end when the master restarts.
+    read(&mut model, "lost", 1, held(1, 1, Some(30_000)));
+    read(&mut model, "lost", 10_001, held(1, 1, Some(30_000)));
+    read(&mut model, "lost", 20_001, held(1, 1, Some(30_000)));
+    read(&mut model, "lost", 49_900, held(1, 1, Some(101)));
+    up_with_data(&mut model, 50_000, "h:1", false, "two");
+    read(&mut model, "lost", 50_001, absent());
+    model.tick(at(50_500));
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    let notice = "h:1 is read from now on; 1 held locks of database 0 were not there";
+    assert_eq!(texts, [notice]);
+    let view = shown(&mut model, "lost").unwrap();
+    assert_eq!(view.history.past[0].ended, Some("restarted"));
+    assert!(view.problems.is_empty(), "{:?}", view.problems);
 }
 
 #[test]

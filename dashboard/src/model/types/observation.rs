@@ -243,6 +243,9 @@ pub enum Observation {
         address: String,
         /// True if it is a replica, which is read instead of its master.
         replica: bool,
+        /// The id of its replication history. A master and its replicas have the same id; a master that has restarted, or
+        /// a replica that was promoted, has another one.
+        replid: Option<String>,
     },
     /// The server can be read.
     ServerUp {
