@@ -101,28 +101,21 @@ enum RestartCause {
     /// The server at this address is now read instead. It `may_lack` locks if it is a replica that lags, or a master that
     /// has restarted or been promoted since the replica before received its data.
     Chosen { address: String, may_lack: bool },
-    /// These locks have moved here from another node of the cluster.
-    Moved {
-        names: HashSet<LockName>,
-        count: usize,
-        /// True if the other node no longer serves any slot.
-        drained: bool,
-    },
+    /// These locks have moved here from a node of the cluster that no longer serves any slot: it may have failed.
+    Moved { names: HashSet<LockName>, count: usize },
 }
 
 impl Restart {
     /// Returns a restart for a lock that has moved here from another node.
-    fn of_move(name: &LockName, at: Time, drained: bool) -> Self {
-        let names = HashSet::from([name.clone()]);
-        let cause = RestartCause::Moved { names, count: 1, drained };
+    fn of_move(name: &LockName, at: Time) -> Self {
+        let cause = RestartCause::Moved { names: HashSet::from([name.clone()]), count: 1 };
         Self { since: at.moment(), at: at.steady(), lost: 0, cause }
     }
 
     /// Adds another lock that has moved here.
-    fn moved(&mut self, name: &LockName, at: Moment, other_drained: bool) {
+    fn moved(&mut self, name: &LockName, at: Moment) {
         self.since = self.since.max(at);
-        if let RestartCause::Moved { names, count, drained } = &mut self.cause {
-            *drained |= other_drained;
+        if let RestartCause::Moved { names, count } = &mut self.cause {
             *count += usize::from(names.insert(name.clone()));
         }
     }
@@ -135,26 +128,25 @@ impl Restart {
         }
     }
 
-    /// Returns the text of the notice, or `None` for an intended move of slots that lost nothing.
-    fn notice(&self, db: u32) -> Option<String> {
+    /// Returns the text of the notice.
+    fn notice(&self, db: u32) -> String {
         let lost = self.lost;
         match &self.cause {
             RestartCause::Started => {
-                Some(format!("the server restarted; {lost} held locks of database {db} were gone"))
+                format!("the server restarted; {lost} held locks of database {db} were gone")
             }
-            RestartCause::Promoted(address) => Some(format!(
+            RestartCause::Promoted(address) => format!(
                 "{address} is the master now; {lost} held locks of database {db} were gone there"
-            )),
-            RestartCause::Chosen { address, .. } => Some(match lost {
+            ),
+            RestartCause::Chosen { address, .. } => match lost {
                 0 => format!("{address} is read from now on"),
                 _ => format!(
                     "{address} is read from now on; {lost} held locks of database {db} were not there"
                 ),
-            }),
-            RestartCause::Moved { drained: false, .. } if lost == 0 => None,
-            RestartCause::Moved { count, .. } => Some(format!(
+            },
+            RestartCause::Moved { count, .. } => format!(
                 "{count} known locks have moved to another node of the cluster; {lost} of those held were gone there"
-            )),
+            ),
         }
     }
 }
@@ -325,13 +317,13 @@ impl Scope {
         }
     }
 
-    /// Ends a restart once all locks that it concerns have been read again. Returns the notice, if one is needed.
+    /// Ends a restart once all locks that it concerns have been read again. Returns the notice.
     pub(super) fn conclude_restart(&mut self) -> Option<(SteadyMillis, String)> {
         if !self.is_restart_over() {
             return None;
         }
         let restart = self.restart.take()?;
-        Some((restart.at, restart.notice(self.db)?))
+        Some((restart.at, restart.notice(self.db)))
     }
 
     /// Removes a lock that moves to another node.
@@ -343,13 +335,16 @@ impl Scope {
         Some(entry)
     }
 
-    /// Adds a lock that has moved here from another node. `drained` is true if that node no longer serves any slot.
+    /// Adds a lock that has moved here from another node. `drained` is true if that node no longer serves any slot. A node that
+    /// still serves some has handed over all keys, so a lock that is not here has been released, perhaps on a sharded
+    /// channel before this program listened here.
     pub(super) fn move_in(&mut self, name: &LockName, entry: LockEntry, at: Time, drained: bool) {
         self.locks.insert(name.clone(), entry);
         self.locks.mark_changed(name);
         match &mut self.restart {
-            Some(restart) => restart.moved(name, at.moment(), drained),
-            none => *none = Some(Restart::of_move(name, at, drained)),
+            _ if !drained => {}
+            Some(restart) => restart.moved(name, at.moment()),
+            none => *none = Some(Restart::of_move(name, at)),
         }
     }
 
