@@ -264,7 +264,7 @@ impl Record {
         let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
         let silent = expired && self.may_have_left_silently();
         let holder = self.field_of(hold.id);
-        let what = if self.is_lost(&hold, stamp, context) {
+        let what = if self.is_lost(&hold, last, stamp, context) {
             effects.push(Effect::LostInRestart);
             LockEvent::Vanished(holder, EndCause::ServerRestarted)
         } else if left {
@@ -434,7 +434,7 @@ impl Record {
             let left = self.end_of_ttl(last).map(|end| end.since(stamp.received.moment()));
             let end = match reading {
                 Reading::Other(what) => EndCause::Replaced(what.clone()),
-                _ if self.is_lost(&hold, stamp, context) => {
+                _ if self.is_lost(&hold, last, stamp, context) => {
                     effects.push(Effect::LostInRestart);
                     EndCause::ServerRestarted
                 }
@@ -628,9 +628,17 @@ impl Record {
         }
     }
 
-    /// Returns whether a restart of the server, and not an operator, ended a hold.
-    fn is_lost(&self, hold: &Hold, stamp: Stamp, context: ScopeContext) -> bool {
-        context.restarted && !self.is_forced(&hold.id, stamp.received.moment())
+    /// Returns whether a restart of the server ended a hold, and neither an operator nor the end of a lease that has never
+    /// been renewed.
+    fn is_lost(
+        &self,
+        hold: &Hold,
+        last: Option<Stamp>,
+        stamp: Stamp,
+        context: ScopeContext,
+    ) -> bool {
+        let ran_out = !self.lease.rose() && self.has_expired(last, stamp);
+        context.restarted && !ran_out && !self.is_forced(&hold.id, stamp.received.moment())
     }
 
     /// Records the end of a hold with its event, or with the event of a forced release.

@@ -287,6 +287,27 @@ fn locks_lost_in_a_restart_make_one_notice() {
 }
 
 #[test]
+fn a_fixed_lease_that_ended_while_the_server_was_down_is_no_loss() {
+    for (after, free) in [(absent(), true), (held(2, 1, Some(30_000)), false)] {
+        let mut model = model();
+        up(&mut model, 0, "h:1", false);
+        read(&mut model, "fixed", 1, held(1, 1, Some(12_000)));
+        read(&mut model, "fixed", 3_001, held(1, 1, Some(9_000)));
+        read(&mut model, "longer", 3_001, held(1, 1, Some(60_000)));
+        up(&mut model, 20_000, "h:2", false);
+        read(&mut model, "fixed", 20_001, after);
+        read(&mut model, "longer", 20_001, absent());
+        model.tick(at(20_500));
+        let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+        assert_eq!(texts, ["h:2 is the master now; 1 held locks of database 0 were gone there"]);
+        for (name, ended) in [("fixed", "vanished"), ("longer", "restarted")] {
+            let view = shown(&mut model, name).unwrap();
+            assert_eq!(view.history.past[0].ended, Some(ended), "{name} {free}");
+        }
+    }
+}
+
+#[test]
 fn locks_lost_with_another_master_make_one_notice_even_without_a_run_id() {
     let mut model = model();
     let at_address = |model: &mut Model, ms: u64, address: &str| {
