@@ -16,7 +16,9 @@ Lockscope.stream = (() => {
 
   let receive = () => {};
   let source = null;
-  let heard = Date.now();
+  // The instant from which the page is. The connection counts as silent since `heard`, which is later when it was opened later.
+  let shownAt = Date.now();
+  let heard = shownAt;
   let lostAt = null;
   let attempt = 0;
   let retry = 0;
@@ -34,6 +36,7 @@ Lockscope.stream = (() => {
       updated = true;
     } else {
       receive(patch);
+      shownAt = heard;
     }
     showLoss();
   }
@@ -185,26 +188,30 @@ Lockscope.stream = (() => {
     [leave, glancing, turn, resign, channel] = [null, null, null, null, null];
   }
 
-  // --- The notice of a lost connection.
+  // --- The notice of a lost connection. Only its reason is in the live region: a screen reader would read out the age, which
+  // changes, every second.
   const lossBox = byId("lost");
+  const [lossReason, lossAge] = lossBox.querySelectorAll("span");
   function showLoss() {
-    const away = lostAt === null ? 0 : Date.now() - lostAt;
-    const text = updated
+    // A connection that is restored at once is not worth an alarm.
+    lossBox.hidden = !updated && (lostAt === null || Date.now() - lostAt < 3000);
+    body.classList.toggle("cut-off", !lossBox.hidden);
+    if (lossBox.hidden) return;
+    const reason = updated
       ? "The dashboard has been updated. Load this page again to go on."
       : refusal
-        ? `No live updates: ${refusal}. This page shows what was known ${duration(away)} ago.`
-        : `No connection to the dashboard for ${duration(away)}. This page shows what was known then. Trying again.`;
-    // A connection that is restored at once is not worth an alarm.
-    lossBox.hidden = !updated && away < 3000;
-    body.classList.toggle("cut-off", !lossBox.hidden);
-    if (!lossBox.hidden) setText(lossBox.firstElementChild, `▲ ${text}`);
+        ? `No live updates: ${refusal}.`
+        : "No connection to the dashboard. Trying again.";
+    setText(lossReason, `▲ ${reason}`);
+    setText(lossAge, `This page shows what was known ${duration(Date.now() - shownAt)} ago.`);
   }
 
   Lockscope.eachSecond(() => {
-    if (url && !document.hidden && !updated && Date.now() - heard > SILENCE) {
-      // The leading tab may have been frozen: its followers then report the loss themselves.
-      if (leads() && source) lose();
-      else lostAt ??= heard;
+    if (url && !document.hidden && !updated) {
+      const at = Date.now();
+      if (at - heard > SILENCE && leads() && source) lose();
+      // A tab that was hidden shows an old state until its first event, and a leading tab that is frozen passes on nothing.
+      else if (at - shownAt > SILENCE) lostAt ??= heard;
     }
     showLoss();
   });

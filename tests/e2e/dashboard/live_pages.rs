@@ -187,12 +187,33 @@ async fn a_disconnected_page_shows_its_age() -> Result<()> {
     let hidden = browser.run(&format!("return {lost}.hidden")).await?;
     assert_eq!(hidden, Value::Bool(true));
     bench.dashboard.process().freeze().await?;
-    until(&browser, &format!("/No connection .* for \\d+s/.test({lost}.innerText)")).await;
+    until(&browser, &format!("/No connection .* known \\d+s ago/.test({lost}.innerText)")).await;
     until(&browser, "document.body.classList.contains('cut-off')").await;
+    // A screen reader would read out an age in the live region every second.
+    let alert = format!("return {lost}.querySelector('[role=alert]').innerText");
+    assert_eq!(browser.run(&alert).await?, "▲ No connection to the dashboard. Trying again.");
     bench.dashboard.process().thaw()?;
     until(&browser, &format!("{lost}.hidden")).await;
     let mut java = Foreign::connect(&bench.redis).await?;
     ensure!(java.lock("afterwards").await?, "taken");
     until(&browser, &says("afterwards")).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_page_that_was_hidden_shows_its_age_while_the_dashboard_does_not_answer() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    browser.open(&bench.dashboard.url("/")).await?;
+    browser.run(&hide(true)).await?;
+    bench.dashboard.process().freeze().await?;
+    // The tab is hidden for two hours.
+    browser.run("const now = Date.now; Date.now = () => now() + 7200000").await?;
+    browser.run(&hide(false)).await?;
+    let lost = "document.getElementById('lost')";
+    let age = format!("/No connection .* known 2h 00m ago/.test({lost}.innerText)");
+    until(&browser, &age).await;
+    bench.dashboard.process().thaw()?;
+    until(&browser, &format!("{lost}.hidden")).await;
     Ok(())
 }
