@@ -17,7 +17,8 @@
   const body = document.body;
   const rows = byId("rows");
 
-  // --- Changing the page in place: unchanged parts stay, and with them focus, selection and open boxes.
+  // --- Changing the page in place: unchanged parts stay, and with them focus and selection. Only the reader opens and closes
+  // boxes.
   function morph(from, to) {
     if (from.nodeType !== to.nodeType || from.nodeName !== to.nodeName) {
       from.replaceWith(to);
@@ -28,7 +29,8 @@
       return;
     }
     for (const { name } of [...from.attributes]) {
-      if (!to.hasAttribute(name)) from.removeAttribute(name);
+      const readers = name === "open" && from.nodeName === "DETAILS";
+      if (!readers && !to.hasAttribute(name)) from.removeAttribute(name);
     }
     for (const { name, value } of to.attributes) {
       if (from.getAttribute(name) !== value) from.setAttribute(name, value);
@@ -148,8 +150,9 @@
     const focused = document.activeElement;
     const wanted = order.filter((id) => byId(id) || known.has(id));
     const here = shown();
-    // Rows of a log never become other rows, and neither do rows while one of them has the focus: they are moved.
-    const moves = isLog || here.some((row) => row.contains(focused));
+    // Rows of a log never become other rows, and neither do rows while one of them has the focus or an open box: they are
+    // moved.
+    const moves = isLog || here.some((row) => row.contains(focused)) || rows.querySelector("details[open]");
     wanted.forEach((id, i) => {
       const place = rows.children[i];
       if (place?.id === id) return;

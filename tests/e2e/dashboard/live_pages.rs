@@ -217,3 +217,37 @@ async fn a_page_that_was_hidden_shows_its_age_while_the_dashboard_does_not_answe
     until(&browser, &format!("{lost}.hidden")).await;
     Ok(())
 }
+
+/// Leaks these locks of a client, and waits until the dashboard lists their problem.
+async fn leak(bench: &mut Bench, client: &mut Foreign, names: &[&str]) -> Result<()> {
+    for name in names {
+        ensure!(client.lock(name).await?, "{name} is taken");
+        bench.listed(name, |_| true).await;
+        bench.direct.call(&format!("PERSIST {name}")).await?.ok()?;
+        bench.listed(name, |lock| lock["problems"][0]["problem"] == "leaked").await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_box_that_the_reader_opened_stays_open_when_its_row_changes_or_moves() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    let mut first = Foreign::connect(&bench.redis).await?;
+    leak(&mut bench, &mut first, &["early:1", "early:2"]).await?;
+    let mut second = other_client(&bench, "0b54a7c1-7f0e-4c58-9a51-1d6a3f0e2b77").await?;
+    leak(&mut bench, &mut second, &["late:1", "late:2"]).await?;
+    browser.open(&bench.dashboard.url("/problems")).await?;
+    let row = |place: usize| format!("document.querySelectorAll('#rows tr')[{place}]");
+    let late = row(1);
+    until(&browser, &format!("{late}?.innerText.includes('2 locks late:')")).await;
+    browser.run(&format!("{late}.querySelector('details').open = true")).await?;
+    leak(&mut bench, &mut second, &["late:3"]).await?;
+    until(&browser, &format!("{late}.innerText.includes('3 locks late:')")).await;
+    assert_eq!(browser.run(&format!("return {late}.querySelector('details').open")).await?, true);
+    ensure!(first.unlock("early:1").await? && first.unlock("early:2").await?, "not held");
+    let top = row(0);
+    until(&browser, &format!("{top}.innerText.includes('3 locks late:')")).await;
+    assert_eq!(browser.run(&format!("return {top}.querySelector('details').open")).await?, true);
+    Ok(())
+}
