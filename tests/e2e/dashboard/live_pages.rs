@@ -189,6 +189,8 @@ async fn a_disconnected_page_shows_its_age() -> Result<()> {
     bench.dashboard.process().freeze().await?;
     until(&browser, &format!("/No connection .* known \\d+s ago/.test({lost}.innerText)")).await;
     until(&browser, "document.body.classList.contains('cut-off')").await;
+    let sign = "return document.querySelector('.health summary').innerText";
+    assert_eq!(browser.run(sign).await?, "Not live");
     // A screen reader would read out an age in the live region every second.
     let alert = format!("return {lost}.querySelector('[role=alert]').innerText");
     assert_eq!(browser.run(&alert).await?, "▲ No connection to the dashboard. Trying again.");
