@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use redisson::ClientId;
 use rustix::fs::{FlockOperation, flock};
@@ -28,9 +29,18 @@ pub struct Identity {
     /// Greater than that of every earlier run with this uuid.
     pub epoch: u64,
     /// The state folder; `None` if the identity lasts for this run only.
-    pub folder: Option<PathBuf>,
+    pub folder: Option<Arc<StateFolder>>,
+}
+
+/// The state folder of a running agent, which no other agent can use.
+#[derive(Debug)]
+pub struct StateFolder {
+    path: PathBuf,
+    client: ClientId,
+    epoch: u64,
+    machine: String,
     /// Held locked for as long as the agent runs.
-    _lock: Option<File>,
+    lock: Mutex<File>,
 }
 
 /// The content of the identity file.
@@ -63,7 +73,7 @@ impl Identity {
         let now = now.min(LAST_EPOCH);
         let Some(folder) = folder else {
             tracing::warn!(agent = %fresh, "no state folder; using a new identity for this run");
-            return Ok(Self { client: fresh, epoch: now, folder: None, _lock: None });
+            return Ok(Self { client: fresh, epoch: now, folder: None });
         };
         match Self::load_or_create(folder, machine.trim(), fresh, now) {
             Ok(identity) => Ok(identity),
@@ -72,7 +82,7 @@ impl Identity {
                     folder = %folder.display(), %why, agent = %fresh,
                     "cannot use the state folder; using a new identity for this run"
                 );
-                Ok(Self { client: fresh, epoch: now, folder: None, _lock: None })
+                Ok(Self { client: fresh, epoch: now, folder: None })
             }
         }
     }
@@ -83,13 +93,7 @@ impl Identity {
         fresh: ClientId,
         now: u64,
     ) -> Result<Self, Unusable> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let lock = private().truncate(false).open(folder.join(LOCK))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Unusable::InUse),
-            Err(error) => return Err(Unusable::Io(error.into())),
-        }
+        let lock = lock(folder)?;
         let inode = lock.metadata()?.ino();
         let path = folder.join(FILE);
         let (client, epoch) = match stored(&path, machine, inode) {
@@ -104,17 +108,86 @@ impl Identity {
                 (fresh, now)
             }
         };
-        let stored =
-            Stored { uuid: client.to_string(), epoch, machine: machine.to_owned(), folder: inode };
+        let folder = StateFolder {
+            path: folder.to_owned(),
+            client,
+            epoch,
+            machine: machine.to_owned(),
+            lock: Mutex::new(lock),
+        };
         // Written before the first number of this epoch is used.
-        write(folder, &serde_json::to_vec(&stored).map_err(io::Error::from)?)?;
-        Ok(Self { client, epoch, folder: Some(folder.to_owned()), _lock: Some(lock) })
+        folder.write_identity(inode)?;
+        Ok(Self { client, epoch, folder: Some(Arc::new(folder)) })
     }
 
     /// Returns the first holder number of this run.
     #[must_use]
     pub fn first_number(&self) -> i64 {
         i64::try_from(self.epoch).unwrap_or(0) * NUMBERS_PER_EPOCH
+    }
+}
+
+impl StateFolder {
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Creates the folder, its lock and the identity again if they were removed or replaced while the agent runs. Without
+    /// them the next agent would not take over the sessions of this one.
+    ///
+    /// # Errors
+    /// Fails if the folder cannot be written, or if another agent uses the one that is at the path now.
+    pub fn restore(&self) -> io::Result<()> {
+        let mut own = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ours, path) = (own.metadata()?, self.path.join(LOCK));
+        let in_place = fs::symlink_metadata(path)
+            .is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
+        if in_place && self.path.join(FILE).exists() {
+            return Ok(());
+        }
+        if !in_place {
+            *own = lock(&self.path).map_err(|why| {
+                io::Error::other(format!("{} was removed, and {why}", self.path.display()))
+            })?;
+        }
+        self.write_identity(own.metadata()?.ino())?;
+        let folder = self.path.display();
+        tracing::warn!(%folder, "the state folder was removed: it is created again");
+        Ok(())
+    }
+
+    /// Returns a folder that is not locked.
+    #[cfg(test)]
+    pub fn unlocked(path: &Path) -> Arc<Self> {
+        let lock = private().truncate(false).open(path.join(LOCK)).unwrap();
+        let client = random_client().unwrap();
+        let folder = Self {
+            path: path.to_owned(),
+            client,
+            epoch: 0,
+            machine: String::new(),
+            lock: Mutex::new(lock),
+        };
+        folder.write_identity(0).unwrap();
+        Arc::new(folder)
+    }
+
+    fn write_identity(&self, inode: u64) -> io::Result<()> {
+        let (uuid, machine) = (self.client.to_string(), self.machine.clone());
+        let stored = Stored { uuid, epoch: self.epoch, machine, folder: inode };
+        write(&self.path, &serde_json::to_vec(&stored)?)
+    }
+}
+
+/// Creates `folder` if it does not exist, and locks it.
+fn lock(folder: &Path) -> Result<File, Unusable> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let lock = private().truncate(false).open(folder.join(LOCK))?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Unusable::InUse),
+        Err(error) => Err(Unusable::Io(error.into())),
     }
 }
 
@@ -273,6 +346,43 @@ mod tests {
         fs::remove_file(folder.path().join(FILE)).unwrap();
         full();
         assert!(matches!(load(folder.path(), "m", NOW), Err(Unusable::Io(_))), "none to overwrite");
+    }
+
+    #[test]
+    fn a_folder_that_is_removed_is_created_again_with_its_identity() {
+        let outer = tempfile::tempdir().unwrap();
+        let path = outer.path().join("state");
+        let first = load(&path, "m", NOW).unwrap();
+        let folder = first.folder.clone().unwrap();
+        let is_there = || path.join(FILE).exists() && path.join(LOCK).exists();
+        folder.restore().unwrap();
+        for missing in [FILE, LOCK] {
+            fs::remove_file(path.join(missing)).unwrap();
+            folder.restore().unwrap();
+            assert!(is_there(), "{missing}");
+        }
+        fs::remove_dir_all(&path).unwrap();
+        folder.restore().unwrap();
+        assert!(is_there());
+        assert!(matches!(try_load(&path, "m", NOW), Err(Unusable::InUse)));
+        let client = first.client;
+        drop((first, folder));
+        let next = load(&path, "m", NOW).unwrap();
+        assert_eq!((next.client, next.epoch), (client, NOW + 1));
+    }
+
+    #[test]
+    fn a_folder_that_another_agent_has_replaced_is_left_to_it() {
+        let outer = tempfile::tempdir().unwrap();
+        let path = outer.path().join("state");
+        let first = load(&path, "m", NOW).unwrap();
+        fs::remove_dir_all(&path).unwrap();
+        let second = load(&path, "m", NOW).unwrap();
+        assert_ne!(first.client, second.client);
+        let stored = fs::read(path.join(FILE)).unwrap();
+        let error = first.folder.unwrap().restore().unwrap_err().to_string();
+        assert!(error.contains("another agent uses it"), "{error}");
+        assert_eq!(fs::read(path.join(FILE)).unwrap(), stored);
     }
 
     #[test]

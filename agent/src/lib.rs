@@ -201,8 +201,9 @@ fn start_core(
     stage: &Shutdown,
 ) -> anyhow::Result<runtime::Handle> {
     let journal = match &identity.folder {
-        Some(folder) => journal::open(folder, identity.client)
-            .map_err(|error| format!("cannot read the journal in {}: {error}", folder.display())),
+        Some(folder) => journal::open(folder, identity.client).map_err(|error| {
+            format!("cannot read the journal in {}: {error}", folder.path().display())
+        }),
         None => Err("the agent has no usable state folder; see its log".to_owned()),
     };
     if let Err(why) = &journal {

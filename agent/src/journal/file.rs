@@ -2,15 +2,18 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
 
 use redisson::ClientId;
 use serde::{Deserialize, Serialize};
 
 use super::record::Record;
 use super::restored::Restored;
+use crate::identity::StateFolder;
 
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const FILE: &str = "journal";
 /// The temporary name of a compacted journal.
 const NEW: &str = ".journal.new";
@@ -29,7 +32,7 @@ struct Head {
 /// An open journal.
 #[derive(Debug)]
 pub struct File {
-    folder: PathBuf,
+    folder: Arc<StateFolder>,
     head: Head,
     /// Open for appending; `None` until this run has written the whole file once.
     file: Option<fs::File>,
@@ -44,22 +47,20 @@ pub struct File {
 ///
 /// # Errors
 /// Fails if the file exists but cannot be read, or if the kernel does not report the boot id.
-pub fn open(folder: &Path, client: ClientId) -> io::Result<(File, Restored)> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    open_as(folder, Head { agent: client.to_string(), boot: boot.trim().to_owned() })
+pub fn open(folder: &Arc<StateFolder>, client: ClientId) -> io::Result<(File, Restored)> {
+    let boot = fs::read_to_string(BOOT_ID)
+        .map_err(|error| io::Error::other(format!("{BOOT_ID}: {error}")))?;
+    open_as(Arc::clone(folder), Head { agent: client.to_string(), boot: boot.trim().to_owned() })
 }
 
-fn open_as(folder: &Path, head: Head) -> io::Result<(File, Restored)> {
-    let restored = match fs::File::open(folder.join(FILE)) {
+fn open_as(folder: Arc<StateFolder>, head: Head) -> io::Result<(File, Restored)> {
+    let restored = match fs::File::open(folder.path().join(FILE)) {
         Ok(file) => read(BufReader::new(file), &head)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Restored::default(),
         Err(error) => return Err(error),
     };
     // The first write replaces the whole file; until then it stays untouched.
-    Ok((
-        File { folder: folder.to_owned(), head, file: None, length: 0, compacted_length: 0 },
-        restored,
-    ))
+    Ok((File { folder, head, file: None, length: 0, compacted_length: 0 }, restored))
 }
 
 fn read(mut from: impl BufRead, own: &Head) -> io::Result<Restored> {
@@ -134,7 +135,7 @@ impl File {
     pub(super) fn appending_to(folder: &Path, pipe: io::PipeWriter) -> Self {
         let head = Head { agent: "me".to_owned(), boot: "now".to_owned() };
         let file = Some(fs::File::from(std::os::fd::OwnedFd::from(pipe)));
-        Self { folder: folder.to_owned(), head, file, length: 0, compacted_length: 0 }
+        Self { folder: StateFolder::unlocked(folder), head, file, length: 0, compacted_length: 0 }
     }
 
     /// Returns whether the next write should replace the file rather than append to it.
@@ -143,11 +144,12 @@ impl File {
         self.file.is_none() || self.length > SMALL.max(self.compacted_length * 4)
     }
 
-    /// Appends lines. After a failure the next write must replace the file.
+    /// Appends lines. After a failure the next write must replace the file, and so if this returns false: the file was
+    /// removed, replaced or truncated meanwhile, so that the next agent would not find the lines.
     ///
     /// # Errors
     /// Fails if not all lines could be written; the file then contains none of them.
-    pub(super) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+    pub(super) fn append(&mut self, lines: &[u8]) -> io::Result<bool> {
         let Some(file) = &mut self.file else { return Err(io::ErrorKind::NotFound.into()) };
         if let Err(error) = file.write_all(lines) {
             // Removes a partially written line. Truncation needs no free disk space.
@@ -156,15 +158,23 @@ impl File {
             return Err(error);
         }
         self.length += lines.len() as u64;
-        Ok(())
+        let ours = file.metadata()?;
+        let in_place = fs::symlink_metadata(self.folder.path().join(FILE)).is_ok_and(|there| {
+            (there.dev(), there.ino(), there.len()) == (ours.dev(), ours.ino(), self.length)
+        });
+        if !in_place {
+            self.file = None;
+        }
+        Ok(in_place)
     }
 
-    /// Replaces the whole file atomically.
+    /// Replaces the whole file atomically, in a new state folder if that was removed.
     ///
     /// # Errors
     /// Fails if the new file cannot be written; the old one then remains.
     pub(super) fn rewrite(&mut self, lines: &[u8]) -> io::Result<()> {
-        let new = self.folder.join(NEW);
+        self.folder.restore()?;
+        let new = self.folder.path().join(NEW);
         let written = self.write_new(&new, lines);
         if written.is_err() {
             // The file may not exist.
@@ -184,7 +194,7 @@ impl File {
         let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(new)?;
         file.write_all(&head)?;
         file.write_all(lines)?;
-        fs::rename(new, self.folder.join(FILE))?;
+        fs::rename(new, self.folder.path().join(FILE))?;
         self.length = (head.len() + lines.len()) as u64;
         (self.compacted_length, self.file) = (self.length, Some(file));
         Ok(())
@@ -193,8 +203,6 @@ impl File {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::super::record::tests::{hold, session};
     use super::*;
 
@@ -203,7 +211,7 @@ mod tests {
     }
 
     fn own(folder: &tempfile::TempDir) -> (File, Restored) {
-        open_as(folder.path(), head("me", "now")).unwrap()
+        open_as(StateFolder::unlocked(folder.path()), head("me", "now")).unwrap()
     }
 
     fn records() -> Vec<Record> {
@@ -224,6 +232,33 @@ mod tests {
         assert_eq!(holds[&4].lock.as_bytes(), b"\xff\n");
         let mode = fs::metadata(folder.path().join(FILE)).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600, "it contains secrets");
+    }
+
+    #[test]
+    fn lines_that_the_next_agent_would_not_find_are_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        let changes: [fn(&Path); 4] = [
+            |path| fs::remove_file(path).unwrap(),
+            |path| fs::write(path, "").unwrap(),
+            |path| fs::write(path.with_extension("new"), "").unwrap(),
+            |path| {
+                let copy = path.with_extension("copy");
+                fs::copy(path, &copy).unwrap();
+                fs::rename(copy, path).unwrap();
+            },
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let (mut file, _) = own(&folder);
+            file.rewrite(&lines(records())).unwrap();
+            assert!(file.append(&lines([Record::Gone { number: 3 }])).unwrap());
+            change(&path);
+            let is_in_place = number == 2;
+            assert_eq!(file.append(&lines(records())).unwrap(), is_in_place, "{number}");
+            assert_eq!(file.needs_rewrite(), !is_in_place, "{number}");
+            file.rewrite(&lines(records())).unwrap();
+            assert_eq!(own(&folder).1.sessions.len(), 1, "{number}");
+        }
     }
 
     #[test]
@@ -279,9 +314,11 @@ mod tests {
     fn a_journal_of_another_agent_is_ignored_and_one_of_an_earlier_boot_only_cleaned_up() {
         let folder = tempfile::tempdir().unwrap();
         own(&folder).0.rewrite(&lines(records())).unwrap();
-        let (_, restored) = open_as(folder.path(), head("you", "now")).unwrap();
+        let (_, restored) =
+            open_as(StateFolder::unlocked(folder.path()), head("you", "now")).unwrap();
         assert!(restored.is_empty());
-        let (_, restored) = open_as(folder.path(), head("me", "later")).unwrap();
+        let (_, restored) =
+            open_as(StateFolder::unlocked(folder.path()), head("me", "later")).unwrap();
         assert!(restored.sessions.is_empty());
         assert_eq!(restored.orphans.keys().copied().collect::<Vec<_>>(), [3]);
     }

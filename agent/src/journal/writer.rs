@@ -18,10 +18,13 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The time limit of a write. A longer write counts as failed, as does every record that arrives before it ends.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The time after a write at which the writer checks that the file is in place.
+const CHECK_AFTER: Duration = Duration::from_secs(1);
+
 /// The result of a write.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The number of the last record covered, counted from the first call of [`Writer::push`].
+    /// The number of the last record covered, counted from the first call of [`Writer::push`]; 0 if the write covers none.
     pub upto: u64,
     /// The reason if the records were not written.
     pub error: Option<String>,
@@ -32,7 +35,8 @@ pub struct Outcome {
 pub struct Writer {
     /// The file while no write is in progress.
     idle: Option<File>,
-    busy: Option<JoinHandle<(File, io::Result<()>)>>,
+    /// Whether the file was still in place after the write.
+    busy: Option<JoinHandle<(File, io::Result<bool>)>>,
     /// The number of the last record of the current write.
     writing: u64,
     /// The time that a write may take.
@@ -44,6 +48,7 @@ pub struct Writer {
     queued: Vec<u8>,
     pushed: u64,
     rewrite_at: Option<Instant>,
+    check_at: Instant,
 }
 
 impl Writer {
@@ -59,6 +64,7 @@ impl Writer {
             queued: Vec::new(),
             pushed: 0,
             rewrite_at: None,
+            check_at: Instant::now(),
         }
     }
 
@@ -73,22 +79,26 @@ impl Writer {
     }
 
     /// Starts writing the queued records unless a write is in progress. `snapshot` returns the records of the complete
-    /// state, for a write that replaces the file.
+    /// state, for a write that replaces the file. Without records, checks from time to time that the file is in place.
     pub fn start<R: IntoIterator<Item = Record>>(&mut self, snapshot: impl FnOnce() -> R) {
-        let retry = self.rewrite_at.is_some_and(|at| at <= Instant::now());
-        if self.queued.is_empty() && !retry {
+        let now = Instant::now();
+        let retry = self.rewrite_at.is_some_and(|at| at <= now);
+        let Some(mut file) = self.idle.take_if(|file| {
+            !self.queued.is_empty() || retry || (self.check_at <= now && !file.needs_rewrite())
+        }) else {
             return;
-        }
-        let Some(mut file) = self.idle.take() else { return };
+        };
         let mut lines = std::mem::take(&mut self.queued);
         let rewrite = self.rewrite_at.take().is_some() || file.needs_rewrite();
         if rewrite {
             lines = file::lines(snapshot());
         }
         self.writing = self.pushed;
-        self.stalled_at = Instant::now() + self.patience;
+        self.stalled_at = now + self.patience;
+        self.check_at = now + CHECK_AFTER;
         self.busy = Some(tokio::task::spawn_blocking(move || {
-            let written = if rewrite { file.rewrite(&lines) } else { file.append(&lines) };
+            let written =
+                if rewrite { file.rewrite(&lines).map(|()| true) } else { file.append(&lines) };
             (file, written)
         }));
     }
@@ -115,11 +125,19 @@ impl Writer {
         Outcome { upto: self.refused, error: Some(error) }
     }
 
-    fn settle(&mut self, done: Result<(File, io::Result<()>), JoinError>) -> Outcome {
+    fn settle(&mut self, done: Result<(File, io::Result<bool>), JoinError>) -> Outcome {
         let error = match done {
             Ok((file, written)) => {
                 self.idle = Some(file);
-                written.err().map(|error| error.to_string())
+                match written {
+                    Ok(true) => None,
+                    Ok(false) => {
+                        // The next write has the complete state.
+                        self.rewrite_at = Some(Instant::now());
+                        return Outcome { upto: 0, error: None };
+                    }
+                    Err(error) => Some(error.to_string()),
+                }
             }
             // The file is lost with the thread, so the journal cannot be written again.
             Err(error) => Some(error.to_string()),
@@ -134,17 +152,17 @@ impl Writer {
     pub async fn finish<R: IntoIterator<Item = Record>>(
         &mut self,
         timeout: Duration,
-        snapshot: impl FnOnce() -> R,
+        mut snapshot: impl FnMut() -> R,
     ) {
         let finishing = async {
-            if self.busy.is_some() {
-                self.written().await;
-            }
-            self.start(snapshot);
-            if self.busy.is_some()
-                && let Some(error) = self.written().await.error
-            {
-                tracing::warn!(error, "final journal write failed");
+            loop {
+                self.start(&mut snapshot);
+                if self.busy.is_none() {
+                    return;
+                }
+                if let Some(error) = self.written().await.error {
+                    tracing::warn!(error, "final journal write failed");
+                }
             }
         };
         if tokio::time::timeout(timeout, finishing).await.is_err() {

@@ -219,6 +219,31 @@ async fn a_damaged_journal_loses_only_the_damaged_part() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_state_folder_that_is_removed_while_the_agent_runs_is_created_again() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let state = bench.agent.folder().join("state");
+    let mut worker = bench.session().await?;
+    let ticket = graced(&mut worker, GRACE).await?;
+    lock(&mut worker, "LOCK a").await?;
+    std::fs::remove_dir_all(&state)?;
+    // Nothing happens in the meantime that the agent would have to record.
+    eventually("a new state folder", async || {
+        ensure!(state.join("journal").exists());
+        Ok(())
+    })
+    .await;
+    std::fs::remove_file(state.join("journal"))?;
+    lock(&mut worker, "LOCK b").await?;
+    assert!(state.join("journal").exists(), "a grant is in the journal before it is reported");
+    assert!(bench.agent.process().log().contains("the state folder was removed"));
+    bench.agent.process().kill()?;
+    bench.agent.restart().await?;
+    let (_, holds) = resume(&mut bench.session().await?, &ticket).await?;
+    assert_eq!(holds, ["a lock 1", "b lock 1"]);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_state_folder_of_another_host_is_rejected() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;
