@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ use tokio::net::{UnixListener, UnixStream};
 
 /// The length of the accept queue; the kernel limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
+/// The longest path in bytes to which clients can connect.
+const LONGEST_PATH: usize = 107;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time without a connection after which the agent checks that the socket's file is there.
 const CHECK_AFTER: Duration = Duration::from_secs(1);
@@ -118,13 +120,13 @@ impl Socket {
         fs::create_dir_all(folder).with_context(context)?;
         let lock = [OsStr::new("."), name, OsStr::new(".lock")].join(OsStr::new(""));
         let _lock = LockFile::take(folder.join(lock)).await.with_context(context)?;
-        if is_alive(path).await? {
+        let temporary = folder.join(format!(".{:x}", getpid().as_raw_nonzero()));
+        if is_alive(path, &temporary).await? {
             bail!(
                 "{} is in use by another agent; stop it, or set another path with --socket",
                 path.display()
             );
         }
-        let temporary = folder.join(format!(".{:x}", getpid().as_raw_nonzero()));
         let made = make(&temporary, settings).and_then(|listener| {
             let inode = inode_of(&temporary)?;
             fs::rename(&temporary, path)?;
@@ -138,6 +140,13 @@ impl Socket {
                 return Err(error).with_context(context);
             }
         };
+        if is_long(path) {
+            let (path, bytes) = (path.display(), path.as_os_str().len());
+            tracing::warn!(
+                %path, bytes, longest = LONGEST_PATH,
+                "the socket's path is too long to connect to: workers need a shorter one, such as that of a mount"
+            );
+        }
         let file = Some(SocketFile { settings: settings.clone(), inode, missing: false });
         Ok(Self { listener, file })
     }
@@ -209,11 +218,7 @@ impl fmt::Display for Socket {
 }
 
 fn make(path: &Path, settings: &SocketSettings) -> io::Result<UnixListener> {
-    // A leftover of an earlier process with the same pid.
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove_if_there(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -223,6 +228,18 @@ fn make(path: &Path, settings: &SocketSettings) -> io::Result<UnixListener> {
     chmodat(CWD, path, Mode::from_raw_mode(settings.mode), AtFlags::empty())?;
     listen(&socket, BACKLOG)?;
     UnixListener::from_std(socket.into())
+}
+
+/// Removes a leftover of an earlier process with the same pid.
+fn remove_if_there(temporary: &Path) -> io::Result<()> {
+    match fs::remove_file(temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn is_long(path: &Path) -> bool {
+    path.as_os_str().len() > LONGEST_PATH
 }
 
 fn inode_of(path: &Path) -> io::Result<(u64, u64)> {
@@ -239,8 +256,8 @@ pub fn other_file(path: &Path) -> Option<String> {
     })
 }
 
-/// Returns whether a process listens at `path`.
-async fn is_alive(path: &Path) -> anyhow::Result<bool> {
+/// Returns whether a process listens at `path`. If that is too long to connect to, a link to it at `temporary` serves instead.
+async fn is_alive(path: &Path, temporary: &Path) -> anyhow::Result<bool> {
     if let Some(sentence) = other_file(path) {
         bail!(sentence);
     }
@@ -251,7 +268,17 @@ async fn is_alive(path: &Path) -> anyhow::Result<bool> {
             return Err(error).with_context(|| format!("cannot access {}", path.display()));
         }
     }
-    match tokio::time::timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
+    let link = path.file_name().filter(|_| is_long(path));
+    if let Some(name) = link {
+        remove_if_there(temporary)?;
+        symlink(name, temporary)?;
+    }
+    let connectable = if link.is_some() { temporary } else { path };
+    let probe = tokio::time::timeout(PROBE_TIMEOUT, UnixStream::connect(connectable)).await;
+    if link.is_some() {
+        fs::remove_file(temporary)?;
+    }
+    match probe {
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
         // A full backlog or a lack of permission also means that a process listens.
         _ => Ok(true),
@@ -432,7 +459,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let settings =
             SocketSettings { path: folder.path().join("x".repeat(200)), ..settings(&folder) };
-        assert!(Socket::bind(&settings).await.is_ok(), "only the temporary name must be short");
+        let first = Socket::bind(&settings).await.expect("only the temporary name must be short");
+        let error = Socket::bind(&settings).await.unwrap_err();
+        assert!(error.to_string().contains("in use by another agent"), "{error:#}");
+        let stale = folder.path().join("stale");
+        fs::hard_link(&settings.path, &stale).unwrap();
+        drop(first);
+        fs::rename(stale, &settings.path).unwrap();
+        Socket::bind(&settings).await.expect("a killed agent's socket can be replaced");
+        assert!(entries(&folder).is_empty(), "nothing is left: {:?}", entries(&folder));
         let deep = folder.path().join("y".repeat(100)).join("agent.sock");
         let error = Socket::bind(&SocketSettings { path: deep, ..settings }).await.unwrap_err();
         assert!(format!("{error:#}").contains("cannot listen at"), "{error:#}");
