@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 use service_kit::clock::boot_micros;
 use service_kit::http::{self, AllowedHosts, Limits, Readiness};
+use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -48,11 +49,9 @@ pub fn start(
     sources: Sources,
     stop: CancellationToken,
 ) -> anyhow::Result<thread::JoinHandle<()>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot create a runtime for HTTP")?;
-    service_kit::metrics::register_runtime(&sources.registry, "http", runtime.handle().clone())?;
+    // Created first: if that fails, a runtime that moved to the thread would be dropped by a task of another runtime, which panics.
+    let (send, receive) = std::sync::mpsc::sync_channel::<Runtime>(1);
+    let registry = sources.registry.clone();
     listener.set_nonblocking(true)?;
     let router = router(sources);
     let serve = async move {
@@ -62,8 +61,21 @@ pub fn start(
             Err(error) => tracing::error!(%error, "cannot serve HTTP"),
         }
     };
-    let thread = thread::Builder::new().name("http".to_owned());
-    thread.spawn(move || runtime.block_on(serve)).context("cannot start the HTTP thread")
+    let thread = thread::Builder::new()
+        .name("http".to_owned())
+        .spawn(move || {
+            if let Ok(runtime) = receive.recv() {
+                runtime.block_on(serve);
+            }
+        })
+        .context("cannot start the HTTP thread")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot create a runtime for HTTP")?;
+    service_kit::metrics::register_runtime(&registry, "http", runtime.handle().clone())?;
+    send.send(runtime).context("the HTTP thread has ended")?;
+    Ok(thread)
 }
 
 fn router(sources: Sources) -> Router {

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
 use service_kit::http::ListenError;
@@ -83,7 +83,7 @@ impl Listeners {
 /// to finish. Must run on a current-thread runtime, since connections, core and Redis share a thread.
 ///
 /// # Errors
-/// Fails only during startup.
+/// Fails during startup, and if the core panics: the next agent takes over the sessions with grace.
 pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> anyhow::Result<()> {
     let Listeners { mut socket, http } = listeners;
     let files = file_budget(config.max_sessions);
@@ -121,7 +121,9 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         redis = %config.target, "serving locks"
     );
     systemd::notify(&[NotifyState::Ready]);
-    accept::accept(&mut socket, shared, files.sessions, sessions.clone(), shutdown.token()).await;
+    let accepting =
+        accept::accept(&mut socket, shared, files.sessions, sessions.clone(), shutdown.token());
+    until_closed(accepting, core.done()).await?;
 
     systemd::notify(&[NotifyState::Stopping]);
     drop(socket);
@@ -140,6 +142,21 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Waits until no more connections are accepted.
+///
+/// # Errors
+/// Fails if the core ends before that, which only a panic does.
+async fn until_closed(
+    accepting: impl Future<Output = ()>,
+    core_ended: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    tokio::select! {
+        biased;
+        () = accepting => Ok(()),
+        () = core_ended => bail!("the task that serves locks has panicked: exiting, so that another agent can start"),
+    }
 }
 
 /// Raises the limit of open files and divides it among sessions and process watches.
@@ -314,5 +331,19 @@ async fn reload_policy(
             }
         };
         metrics.policy_reloads.with_label_values(&[outcome]).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_agent_does_not_outlive_its_core() {
+        assert!(until_closed(ready(()), pending()).await.is_ok());
+        let error = until_closed(pending(), ready(())).await.unwrap_err().to_string();
+        assert!(error.contains("has panicked"), "{error}");
     }
 }

@@ -1,6 +1,7 @@
 //! The agent's program: settings, logs, sockets, then [`lockscope_agent::run`].
 
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -8,6 +9,10 @@ use lockscope_agent::config::Config;
 use lockscope_agent::{Listeners, run};
 use service_kit::shutdown::Shutdown;
 use service_kit::{redis, telemetry};
+
+/// The time for which an idle thread is kept for blocking work. A host that is out of processes or memory may refuse another
+/// one, and work without any thread panics.
+const KEEP_THREAD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 fn main() -> ExitCode {
     let config = match Config::load() {
@@ -43,9 +48,13 @@ fn serve(config: Config) -> anyhow::Result<()> {
     // One thread for everything that a lock passes through: switching threads costs more than it gains.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .thread_keep_alive(KEEP_THREAD)
         .build()
         .context("cannot create a runtime")?;
     let served = runtime.block_on(async {
+        start_thread().await.context(
+            "cannot start a thread: raise the limit of processes (TasksMax=, ulimit -u) or of memory",
+        )?;
         let listeners = Listeners::open(&config).await?;
         let shutdown = Shutdown::new();
         shutdown.listen_for_signals().context("cannot listen for signals")?;
@@ -54,4 +63,12 @@ fn serve(config: Config) -> anyhow::Result<()> {
     // Does not wait for pending DNS lookups.
     runtime.shutdown_timeout(Duration::from_millis(100));
     served
+}
+
+/// Starts the first thread for blocking work, before any lock depends on it.
+async fn start_thread() -> anyhow::Result<()> {
+    // The runtime panics where this fails.
+    let probe = thread::Builder::new().spawn(|| {})?;
+    drop(probe.join());
+    Ok(tokio::task::spawn_blocking(|| {}).await?)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Reply, Worker, eventually};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use super::{Bench, assert_error, credentials, holder, lock};
 
@@ -215,6 +216,24 @@ async fn a_damaged_journal_loses_only_the_damaged_part() -> Result<()> {
     bench.agent.restart().await?;
     assert_error(&bench.session().await?.call(&format!("RESUME {ticket}")).await?, "GONE", "ended");
     assert!(bench.agent.process().log().contains("the first line of the journal is damaged"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_host_that_refuses_another_thread_has_no_effect() -> Result<()> {
+    let bench = Bench::new().await?;
+    let pid = bench.agent.pid();
+    // No stack of a thread fits into what is left, which is the same to the agent as the limit of processes.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).context("no size")?;
+    let bytes = size.trim_end_matches("kB").trim().parse::<u64>()? << 10;
+    let limit = Rlimit { current: Some(bytes + (1 << 20)), maximum: None };
+    let process = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
+    prlimit(Some(process), Resource::As, limit)?;
+    let mut worker = bench.session().await?;
+    graced(&mut worker, GRACE).await?;
+    lock(&mut worker, "LOCK a").await?;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
     Ok(())
 }
 
