@@ -1,7 +1,9 @@
 //! Locks that are lost while their command runs.
 
+use std::path::Path;
+
 use anyhow::{Result, ensure};
-use harness::eventually;
+use harness::{eventually, process, programs};
 
 use super::{Desk, Lockctl, is_there};
 
@@ -32,6 +34,23 @@ async fn a_lost_lock_ends_its_command() -> Result<()> {
     let mut run = started(&desk, "--exit-lost 9 b", ORDERLY).await?;
     desk.bench.direct.call("DEL b").await?.ok()?;
     assert_eq!(run.end().await?.0, 9);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lost_lock_ends_its_command_although_nobody_reads_messages() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    let mut command = process::command(Path::new("/bin/sh"));
+    // A full pipe as standard error, which the shell itself keeps open for reading.
+    let fill = "mkfifo full; exec 2<>full; head -c 65536 /dev/zero >&2; exec \"$0\" \"$@\"";
+    command.args(["-c", fill]).arg(programs::path("lockctl")?);
+    command.args(["exec", "a", "--", "sh", "-c", STUBBORN]);
+    command.current_dir(desk.folder.path()).env("LOCKSCOPE_SOCKET", desk.bench.agent.socket());
+    let mut run = desk.spawn(command)?;
+    desk.pid("shell").await?;
+    desk.bench.direct.call("DEL a").await?.ok()?;
+    assert_eq!(run.end().await?.0, 76);
+    assert!(!is_there(desk.pid("shell").await?));
     Ok(())
 }
 
