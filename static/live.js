@@ -152,7 +152,7 @@
     const here = shown();
     // Rows of a log never become other rows, and neither do rows while one of them has the focus or an open box: they are
     // moved.
-    const moves = isLog || here.some((row) => row.contains(focused)) || rows.querySelector("details[open]");
+    const moves = isLog || here.some((row) => row.contains(focused)) || [...rows.querySelectorAll("details")].some((box) => box.open);
     wanted.forEach((id, i) => {
       const place = rows.children[i];
       if (place?.id === id) return;
