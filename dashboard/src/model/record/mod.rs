@@ -9,6 +9,7 @@ mod identity;
 mod ingest;
 mod operator;
 mod read_plan;
+mod release;
 mod traffic;
 mod view;
 

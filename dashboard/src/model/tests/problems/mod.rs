@@ -2,6 +2,7 @@
 //! locks.
 
 mod gone;
+mod readers;
 mod tasks;
 mod traffic;
 
@@ -399,21 +400,6 @@ fn a_deadlock_is_reported_once_each_wait_was_seen_after_the_newest_hold() {
 }
 
 #[test]
-fn a_reader_without_a_marker_is_a_zombie() {
-    let mut model = model();
-    let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
-    let holders = vec![Holder { id: id(1), count: 1 }];
-    let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
-    let markers = vec![(id(1), Marker::Missing)];
-    let companions = Companions { markers, ..Companions::default() };
-    read(&mut model, "a", 0, Reading::Lock { hash, ttl: Some(Duration::from_secs(9)), companions });
-    let view = shown(&mut model, "a").unwrap();
-    assert!(
-        view.holders[0].zombie && view.state == State::Held && view.kind == redisson::Kind::Read
-    );
-}
-
-#[test]
 fn a_queue_that_was_only_counted_is_dead_when_all_its_deadlines_have_passed() {
     for (deadlines, passed, found) in [(2, 2, true), (2, 1, false), (0, 0, false)] {
         let mut model = model();
@@ -463,100 +449,6 @@ fn hours_of_healthy_locks_raise_no_problem() {
             assert!(!matches!(effect.1, Effect::Detected(..)), "at {second} s: {effect:?}");
         }
     }
-}
-
-#[test]
-fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
-    let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
-    let marked = |left: &[(i64, Marker)]| Companions {
-        markers: left.iter().map(|(n, marker)| (id(*n), *marker)).collect(),
-        ..Companions::default()
-    };
-    let readers = |model: &mut Model, ms| {
-        let holders = (1..=2).map(|n| Holder { id: id(n), count: 1 }).collect();
-        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
-        let companions = marked(&[(1, Marker::Persistent), (2, LEFT)]);
-        read(
-            model,
-            "a",
-            ms,
-            Reading::Lock { hash, ttl: Some(Duration::from_secs(30)), companions },
-        );
-    };
-    const LEFT: Marker = Marker::Expires(Duration::from_secs(20));
-    const GONE: Marker = Marker::Missing;
-    let mut model = model();
-    let requested = |model: &mut Model, ms| {
-        model.prioritize(MAIN, &name("a"));
-        model.due(MAIN, at(ms), 1).remove(0).known.readers
-    };
-    readers(&mut model, 0);
-    let absent = |left: &[(i64, Marker)]| Reading::Absent { companions: marked(left) };
-    let endless = (1, Marker::Persistent);
-    read(&mut model, "a", 10_000, absent(&[endless, (2, LEFT)]));
-    assert_eq!(requested(&mut model, 20_000), [(id(1), 1), (id(2), 1)]);
-    read(&mut model, "a", 40_000, absent(&[endless, (2, GONE)]));
-    assert_eq!(requested(&mut model, 50_000), [(id(1), 1)], "one of them has expired");
-    read(&mut model, "a", 69_000, absent(&[endless]));
-    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
-    read(&mut model, "a", 71_000, absent(&[endless]));
-    let view = shown(&mut model, "a").unwrap();
-    assert_eq!(problems(&view), [(ProblemKind::Orphan, CERTAIN)]);
-    assert!(view.problems[0].evidence[0].text.contains("markers of 1 of its readers"));
-    read(&mut model, "a", 80_000, absent(&[(1, GONE)]));
-    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
-    assert_eq!(requested(&mut model, 90_000), []);
-    // Readers that release the lock delete their markers.
-    readers(&mut model, 100_000);
-    release(&mut model, "a", 101_000);
-    read(&mut model, "a", 101_010, absent(&[(1, GONE), (2, GONE)]));
-    assert_eq!(requested(&mut model, 102_000), []);
-}
-
-#[test]
-fn a_reader_that_leaves_others_behind_has_released_its_hold() {
-    let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
-    let readers = |model: &mut Model, ms, left: &[i64], markers: &[(i64, Marker)]| {
-        let holders = left.iter().map(|n| Holder { id: id(*n), count: 1 }).collect();
-        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
-        let markers = markers.iter().map(|(n, marker)| (id(*n), *marker)).collect();
-        let companions = Companions { markers, ..Companions::default() };
-        let ttl = Some(Duration::from_secs(30));
-        read(model, "a", ms, Reading::Lock { hash, ttl, companions });
-    };
-    let live = Marker::Expires(Duration::from_secs(20));
-    let ending = Marker::Expires(Duration::from_millis(900));
-    for (marker, ended, word) in [
-        (live, "released", "released"),
-        (ending, "ran_out", "vanished"),
-        (Marker::Missing, "ran_out", "vanished"),
-    ] {
-        let mut model = model();
-        readers(&mut model, 0, &[1, 2], &[(1, marker), (2, live)]);
-        readers(&mut model, 1_000, &[2], &[(2, live)]);
-        let view = shown(&mut model, "a").unwrap();
-        assert_eq!(view.history.past[0].ended, Some(ended), "{marker:?}");
-        assert_eq!(words(&view).last(), Some(&word), "{marker:?}");
-        assert_eq!(problems(&view), []);
-    }
-}
-
-#[test]
-fn one_of_several_readers_that_renews_its_hold_for_too_long_makes_the_lock_stuck() {
-    let mut model = model();
-    for ms in (0..=400_000).step_by(2_000) {
-        // Each reader renews every ten seconds, the second one four seconds after the first.
-        let left = [renewed_ttl(ms), renewed_ttl(ms + 6_000)].map(Option::unwrap);
-        let holders = [1, 2].map(|n| Holder { id: holder(n), count: 1 }).to_vec();
-        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
-        let marker = |n: usize| Marker::Expires(Duration::from_millis(left[n]));
-        let markers = vec![(holder(1), marker(0)), (holder(2), marker(1))];
-        let companions = Companions { markers, ..Companions::default() };
-        let ttl = Some(Duration::from_millis(left[0].max(left[1])));
-        read(&mut model, "a", ms, Reading::Lock { hash, ttl, companions });
-    }
-    let view = shown(&mut model, "a").unwrap();
-    assert_eq!((view.renewed, problems(&view)), (true, vec![(ProblemKind::Stuck, SUSPECTED)]));
 }
 
 #[test]
@@ -680,31 +572,4 @@ fn stuck_locks_are_found_among_more_than_can_be_read_in_time() {
     assert!(found.len() > 200, "{} of {LOCKS}", found.len());
     let round_ms = LOCKS * 1_000 / 25;
     assert!(longest < round_ms * 3 / 2, "{longest} ms without a reading of a lock");
-}
-
-#[test]
-fn a_lock_of_readers_that_are_gone_is_an_orphan_until_one_of_them_is_back() {
-    let mut model = model();
-    let readers = |live: bool, ttl: Option<u64>| {
-        let holders = vec![Holder { id: holder(1), count: 1 }, Holder { id: holder(2), count: 1 }];
-        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
-        let second = if live { Marker::Expires(Duration::from_secs(30)) } else { Marker::Missing };
-        let markers = vec![(holder(1), Marker::Missing), (holder(2), second)];
-        let companions = Companions { markers, ..Companions::default() };
-        Reading::Lock { hash, ttl: ttl.map(Duration::from_millis), companions }
-    };
-    let run = |model: &mut Model, from: u64, live: bool, ttl: fn(u64) -> Option<u64>| {
-        for ms in (from..=from + 70_000).step_by(10_000) {
-            read(model, "a", ms, readers(live, ttl(ms)));
-        }
-        problems(&shown(model, "a").unwrap())
-    };
-    let falling = |ms: u64| Some(900_000 - ms);
-    assert_eq!(run(&mut model, 10_000, true, falling), [], "one of them lives");
-    assert_eq!(run(&mut model, 100_000, false, falling), [(ProblemKind::Orphan, CERTAIN)]);
-    assert_eq!(run(&mut model, 200_000, true, falling), []);
-    assert_eq!(run(&mut model, 300_000, false, |_| None), [(ProblemKind::Leaked, CERTAIN)]);
-    assert_eq!(run(&mut model, 400_000, false, falling), [(ProblemKind::Orphan, CERTAIN)]);
-    read_twice(&mut model, "a", 500_000, absent());
-    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
 }

@@ -1,0 +1,156 @@
+//! Releases, and the ends of holds.
+
+use std::sync::Arc;
+
+use super::ingest::{EXACT, NEAR_END};
+use super::{Effect, Hold, Record};
+use crate::clock::{SteadyMillis, Time};
+use crate::model::contention::Count;
+use crate::model::types::{
+    ArchiveEntry, Certainty, Ending, HolderField, LockEvent, PastHold, Since, Source, Stamp,
+};
+
+impl Record {
+    /// Applies a release, from a message or from MONITOR: all holds that began before it have ended.
+    pub fn released(&mut self, at: Time, source: Source, ended: Ending, effects: &mut Vec<Effect>) {
+        self.add_source(source);
+        self.confirm();
+        self.heard |= source == Source::Channels;
+        // Both sources report the same release, and either may be first. Only MONITOR shows a forced release.
+        if let Some(first) = self.releases.get_or_insert_default().earlier_report(at, source) {
+            if ended == Ending::Forced {
+                self.correct_to_forced(first.steady(), source, effects);
+            }
+            return;
+        }
+        if let Some(cold) = &mut self.cold {
+            // The hold that seemed to have expired was released at that moment, but the reading arrived before the
+            // message.
+            cold.expired.take_if(|expired| {
+                expired.certainty == Certainty::Suspected && at.since(expired.at) <= NEAR_END
+            });
+        }
+        if let Some(stamp) = self.reading_since(at) {
+            return self.released_before(stamp, at, source, effects);
+        }
+        let known: Vec<Hold> = if self.is_released() { Vec::new() } else { self.holds.clone() };
+        for hold in &known {
+            let holder = self.field_of(hold.id);
+            let what = match ended {
+                Ending::Forced => LockEvent::Forced(holder),
+                _ => LockEvent::Released(Some(holder)),
+            };
+            self.end_with(*hold, at, source, what, effects);
+        }
+        if known.is_empty() {
+            self.released_unread(at, source, ended, effects);
+        }
+        if !self.is_held() {
+            self.free_since = self.free_since.max(at.moment());
+        }
+        let releases = self.releases.get_or_insert_default();
+        releases.unread = releases.unread.max(Some(at));
+    }
+
+    /// Corrects the ends of the holds that a message reported at that instant: an operator forced their release.
+    fn correct_to_forced(&mut self, to: SteadyMillis, source: Source, effects: &mut Vec<Effect>) {
+        for past in self.hold_history().correct_to_forced(to) {
+            self.events.correct_to_forced(&past.id, to);
+            self.count(source, Count::Lost, effects);
+            let entry = ArchiveEntry::Forced(self.id.clone(), past.id, to);
+            effects.push(Effect::Archive(Box::new(entry)));
+            self.dirty = true;
+        }
+    }
+
+    /// Applies a release of a hold that no reading has shown.
+    fn released_unread(
+        &mut self,
+        at: Time,
+        source: Source,
+        ended: Ending,
+        effects: &mut Vec<Effect>,
+    ) {
+        let taken = self.cold.as_mut().and_then(|cold| cold.taken.take());
+        let Some((id, from)) = taken else {
+            self.count(source, Count::Acquired, effects);
+            return self.event(at.steady(), source, LockEvent::Released(None), effects);
+        };
+        // MONITOR saw the whole hold. So short a hold is not archived, since there may be thousands a second.
+        let holder = HolderField::Id(id);
+        let past = PastHold {
+            id: holder.clone(),
+            since: Since { at: from.steady(), exact: true },
+            to: at.steady(),
+            ended,
+        };
+        let history = self.hold_history();
+        history.push_duration(at.since(from));
+        history.push(past.clone());
+        self.count(source, Count::Held(past), effects);
+        self.event(from.steady(), Source::Monitor, LockEvent::Taken(holder.clone(), 0), effects);
+        let what = match ended {
+            Ending::Forced => LockEvent::Forced(holder),
+            _ => LockEvent::Released(Some(holder)),
+        };
+        self.event(at.steady(), source, what, effects);
+    }
+
+    /// Applies a release that is reported after a newer reading: the holds in that reading began after the release.
+    fn released_before(
+        &mut self,
+        newer: Stamp,
+        at: Time,
+        source: Source,
+        effects: &mut Vec<Effect>,
+    ) {
+        let exact = newer.received.since(at) <= EXACT;
+        let mut restarted = false;
+        for hold in self.holds.iter_mut().filter(|hold| hold.first < at.moment()) {
+            hold.first = newer.sent;
+            hold.from = at.moment();
+            hold.since = Since { at: at.steady(), exact };
+            restarted = true;
+        }
+        if restarted {
+            self.unchanged_since = at;
+            self.count(source, Count::Acquired, effects);
+            self.event(at.steady(), source, LockEvent::Released(None), effects);
+        }
+    }
+
+    /// Records the end of a hold with its event, or with the event of a forced release.
+    pub(super) fn end_with(
+        &mut self,
+        hold: Hold,
+        at: Time,
+        source: Source,
+        what: LockEvent,
+        effects: &mut Vec<Effect>,
+    ) {
+        let forced = self.is_forced(&hold.id, at.moment());
+        let what = if forced { LockEvent::Forced(self.field_of(hold.id)) } else { what };
+        if let Some(ended) = what.ending() {
+            self.end(hold, at, ended, effects);
+        }
+        self.event(at.steady(), source, what, effects);
+    }
+
+    /// Records the end of a hold, and its duration if the beginning is exact.
+    pub(super) fn end(&mut self, hold: Hold, at: Time, ended: Ending, effects: &mut Vec<Effect>) {
+        let ended = if self.is_forced(&hold.id, at.moment()) { Ending::Forced } else { ended };
+        let id = self.field_of(hold.id);
+        let past = PastHold { id, since: hold.since, to: at.steady(), ended };
+        let history = self.hold_history();
+        if hold.since.exact && ended != Ending::Forced {
+            history.push_duration(at.since(hold.from));
+        }
+        history.push(past.clone());
+        if self.confirmed {
+            // The source that showed the end makes no difference here.
+            effects.push(Effect::HoldEnded(ended, Arc::clone(&self.group)));
+            effects.push(Effect::Count(Source::Poll, Count::Held(past.clone())));
+            effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
+        }
+    }
+}
