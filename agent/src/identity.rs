@@ -57,6 +57,8 @@ struct Stored {
 enum Unusable {
     #[error("another agent uses it")]
     InUse,
+    #[error("agent {0} has used it since")]
+    Taken(ClientId),
     #[error("cannot write it: {0}")]
     Io(#[from] io::Error),
 }
@@ -137,7 +139,7 @@ impl StateFolder {
     /// them the next agent would not take over the sessions of this one.
     ///
     /// # Errors
-    /// Fails if the folder cannot be written, or if another agent uses the one that is at the path now.
+    /// Fails if the folder cannot be written, or if the one that is at the path now is another agent's, running or not.
     pub fn restore(&self) -> io::Result<()> {
         let mut own = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let (ours, path) = (own.metadata()?, self.path.join(LOCK));
@@ -147,7 +149,7 @@ impl StateFolder {
             return Ok(());
         }
         if !in_place {
-            *own = lock(&self.path).map_err(|why| {
+            *own = self.lock_new().map_err(|why| {
                 io::Error::other(format!("{} was removed, and {why}", self.path.display()))
             })?;
         }
@@ -155,6 +157,15 @@ impl StateFolder {
         let folder = self.path.display();
         tracing::warn!(%folder, "the state folder was removed: it is created again");
         Ok(())
+    }
+
+    /// Locks the folder that is at the path now, unless its identity is another agent's.
+    fn lock_new(&self) -> Result<File, Unusable> {
+        let lock = lock(&self.path)?;
+        match stored(&self.path.join(FILE), &self.machine, lock.metadata()?.ino()) {
+            Ok(Some((client, _))) if client != self.client => Err(Unusable::Taken(client)),
+            _ => Ok(lock),
+        }
     }
 
     /// Returns a folder that is not locked.
@@ -380,8 +391,11 @@ mod tests {
         let second = load(&path, "m", NOW).unwrap();
         assert_ne!(first.client, second.client);
         let stored = fs::read(path.join(FILE)).unwrap();
-        let error = first.folder.unwrap().restore().unwrap_err().to_string();
-        assert!(error.contains("another agent uses it"), "{error}");
+        let (folder, client) = (first.folder.unwrap(), second.client);
+        let refused = || folder.restore().unwrap_err().to_string();
+        assert!(refused().contains("another agent uses it"), "{}", refused());
+        drop(second);
+        assert!(refused().contains(&format!("agent {client} has used it since")), "{}", refused());
         assert_eq!(fs::read(path.join(FILE)).unwrap(), stored);
     }
 

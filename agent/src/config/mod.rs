@@ -343,6 +343,9 @@ fn check_socket(raw: &Raw<Flags>, mistakes: &mut Vec<String>) {
     mistakes.extend(socket_folder.err());
     let in_the_way = flags.socket.as_deref().and_then(socket::other_file);
     mistakes.extend(in_the_way.map(|sentence| raw.mistake("socket", sentence)));
+    if let Some(warning) = flags.socket.as_deref().and_then(socket::long_path) {
+        raw.warn("socket", warning);
+    }
 }
 
 fn signing_key(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Arc<SigningKey>> {

@@ -150,6 +150,19 @@ fn printed_settings_hide_passwords() {
 }
 
 #[test]
+fn a_socket_path_too_long_to_connect_to_is_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    for (bytes, has_warning) in [(107, false), (108, true)] {
+        let rest = bytes - folder.path().as_os_str().len() - 1;
+        let path = folder.path().join("s".repeat(rest)).display().to_string();
+        let checked = load(&["--check-config", "--socket", &path], &[]).unwrap_err();
+        let warning = format!("warning: --socket: {path} has 108 bytes");
+        assert_eq!(checked.contains(&warning), has_warning, "{checked}");
+        assert!(checked.contains("the settings are valid"), "{checked}");
+    }
+}
+
+#[test]
 fn a_redis_can_be_required() {
     let error = load(&["--require-redis-url"], &[]).unwrap_err();
     assert!(error.contains("no Redis is chosen: set redis_url"), "{error}");

@@ -140,13 +140,6 @@ impl Socket {
                 return Err(error).with_context(context);
             }
         };
-        if is_long(path) {
-            let (path, bytes) = (path.display(), path.as_os_str().len());
-            tracing::warn!(
-                %path, bytes, longest = LONGEST_PATH,
-                "the socket's path is too long to connect to: workers need a shorter one, such as that of a mount"
-            );
-        }
         let file = Some(SocketFile { settings: settings.clone(), inode, missing: false });
         Ok(Self { listener, file })
     }
@@ -245,6 +238,18 @@ fn is_long(path: &Path) -> bool {
 fn inode_of(path: &Path) -> io::Result<(u64, u64)> {
     let metadata = fs::symlink_metadata(path)?;
     Ok((metadata.dev(), metadata.ino()))
+}
+
+/// Returns a sentence about a path that is too long to connect to.
+pub fn long_path(path: &Path) -> Option<String> {
+    is_long(path).then(|| {
+        format!(
+            "{} has {} bytes, and workers can connect to a path of {LONGEST_PATH} at most: they need a \
+             shorter one, such as that of a mount",
+            path.display(),
+            path.as_os_str().len()
+        )
+    })
 }
 
 /// Returns a sentence about a file at `path` that is not a socket, if there is one.

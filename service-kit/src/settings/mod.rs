@@ -188,7 +188,7 @@ impl<T> Raw<T> {
         for path in paths {
             self.check_not_writable(field, [path])?;
             if let Some(warning) = file_mode::readable_by_all(path) {
-                self.warnings.borrow_mut().push(self.mistake(field, warning));
+                self.warn(field, warning);
             }
         }
         Ok(())
@@ -244,6 +244,11 @@ impl<T> Raw<T> {
             value.to_str().map(str::to_owned)
         };
         if self.only_checks { check(&find) } else { Ok(()) }
+    }
+
+    /// Adds a warning about the value of `field`.
+    pub fn warn(&self, field: &str, what: impl fmt::Display) {
+        self.warnings.borrow_mut().push(self.mistake(field, what));
     }
 
     /// Returns the warnings so far, which `--check-config` prints, for the program's log.
