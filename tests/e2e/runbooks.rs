@@ -50,6 +50,35 @@ async fn first_line(command: &str) -> Result<String> {
     Ok(line.unwrap_or_default())
 }
 
+/// Somebody who was woken finds the same three answers at the head of each page.
+#[test]
+fn a_runbook_begins_with_its_alerts_their_meaning_the_harm_and_the_first_step() -> Result<()> {
+    let mut rules = String::new();
+    for program in ["agent", "dashboard"] {
+        let file = format!("{TOP}grafana/prometheus/lockscope-{program}.rules.yml");
+        rules.push_str(&std::fs::read_to_string(file)?);
+    }
+    for (book, text) in runbooks()? {
+        let page = format!("/{book}.md\n");
+        let alerts = rules.split("- alert: ").skip(1).filter(|alert| alert.contains(&page));
+        let alerts: Vec<&str> = alerts.filter_map(|alert| alert.lines().next()).collect();
+        // The page about releases by hand belongs to several of the others.
+        assert_eq!(alerts.is_empty(), book == "release", "{book}");
+        let head = text.split("\n## ").next().unwrap_or_default();
+        let unnamed = alerts.iter().find(|alert| !head.contains(&format!("**{alert}**")));
+        assert_eq!(unnamed, None, "{book}");
+        let labels: Vec<&str> = head
+            .lines()
+            .filter_map(|line| Some(line.strip_prefix("- **")?.split_once(":**")?.0))
+            .collect();
+        assert!(
+            alerts.is_empty() || labels == ["Meaning", "Workers", "First"],
+            "{book}: {labels:?}"
+        );
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn everything_named_in_runbooks_exists() -> Result<()> {
     let redis = RedisServer::start().await?;
