@@ -33,14 +33,14 @@ async fn every_metric_is_documented() -> Result<()> {
     Ok(())
 }
 
-/// Returns every document, by its path from the top folder.
+/// Returns every document of a folder by its path from the top folder, with those of the folders in it except for the top one.
 fn documents(folder: &str) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR")))? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
-        if entry.file_type()?.is_dir() && folder.starts_with("docs") {
+        if entry.file_type()?.is_dir() && !folder.is_empty() {
             files.extend(documents(&path)?);
         } else if path.ends_with(".md") {
             files.push(path);
@@ -64,8 +64,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_link_points_to_a_file_and_a_heading() -> Result<()> {
-    let files = [documents("")?, documents("docs")?].concat();
-    assert!(files.len() > 6, "{files:?}");
+    let files = [documents("")?, documents("docs")?, documents("clients")?].concat();
+    assert!(files.contains(&"clients/python/README.md".to_owned()), "{files:?}");
     let mut missing = BTreeSet::new();
     for file in &files {
         let text = document(file)?;
