@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Args, Command, Parser, Subcommand, ValueEnum};
 use rustix::process::Signal;
 
 use crate::client;
@@ -211,6 +211,9 @@ pub(crate) struct Exits {
 
 const EXIT_USAGE: &str = "LOCKCTL_EXIT_USAGE";
 
+/// The beginning of the explanation of the exit statuses.
+pub(crate) const EXIT_HELP_START: &str = "Exit status: ";
+
 const EXIT_HELP: &str = "\
 Exit status: that of the command, 128+n if signal n ended it, 126 if it cannot be run and 127 if it does not exist, as \
 in a shell; 75 if the lock could not be acquired in time, 76 if it was lost while the command ran, 69 if there is no \
@@ -346,8 +349,44 @@ fn follow(text: &str) -> Result<Duration, String> {
     if fits { Ok(duration) } else { Err("expected 1s to 1h".to_owned()) }
 }
 
+/// Parses the command line.
+///
+/// # Errors
+/// Fails with the mistake, or with the help or version that was requested.
+pub(crate) fn parse<T: Parser>() -> Result<T, clap::Error> {
+    let matches = without_empty_variables(T::command()).try_get_matches()?;
+    T::from_arg_matches(&matches)
+}
+
+/// Treats environment variables without a value as unset, as the client libraries do.
+fn without_empty_variables(command: Command) -> Command {
+    let is_empty = |arg: &Arg| {
+        let value = arg.get_env().and_then(std::env::var_os);
+        value.is_some_and(|value| value.is_empty())
+    };
+    command
+        .mut_args(|arg| if is_empty(&arg) { arg.env(None::<&'static str>) } else { arg })
+        .mut_subcommands(without_empty_variables)
+}
+
+/// Corrects the suggestion of an error in a command line of `exec`: to put one argument behind the `--` is wrong, because the
+/// whole command belongs there.
+fn suggest_dashes(error: &mut clap::Error, mut args: impl Iterator<Item = OsString>) {
+    let is_about_args =
+        matches!(error.kind(), ErrorKind::MissingRequiredArgument | ErrorKind::UnknownArgument);
+    if !is_about_args || !args.any(|arg| arg == "exec") {
+        return;
+    }
+    error.remove(ContextKind::Suggested);
+    if !args.any(|arg| arg == "--") {
+        let tip = "write `--` before the command: lockctl exec LOCK -- COMMAND";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+}
+
 /// Prints help, version or the usage error, and returns the exit status.
-pub(crate) fn report_error(error: &clap::Error) -> Exit {
+pub(crate) fn report_error(mut error: clap::Error) -> Exit {
+    suggest_dashes(&mut error, std::env::args_os());
     // Standard error may be closed.
     error.print().unwrap_or_default();
     match error.kind() {
@@ -412,6 +451,20 @@ mod tests {
         ] {
             let error = exec(args).unwrap_err();
             assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_command_without_dashes_is_answered_with_where_they_belong() {
+        for (args, suggested) in
+            [("a", true), ("a ls -la", true), ("a ./report", true), ("--nonsense a -- ls", false)]
+        {
+            let line = || ["lockctl", "exec"].into_iter().chain(args.split_whitespace());
+            let mut error = Cli::try_parse_from(line()).unwrap_err();
+            suggest_dashes(&mut error, line().map(OsString::from));
+            let text = error.to_string();
+            assert_eq!(text.contains("lockctl exec LOCK -- COMMAND"), suggested, "{text}");
+            assert!(!text.contains("as a value"), "{text}");
         }
     }
 

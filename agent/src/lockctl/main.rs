@@ -44,8 +44,8 @@ fn main() -> ExitCode {
 }
 
 fn with_args<T: Parser>(run: impl FnOnce(T) -> Exit) -> ExitCode {
-    match T::try_parse() {
+    match cli::parse::<T>() {
         Ok(parsed) => run(parsed).into(),
-        Err(error) => cli::report_error(&error).into(),
+        Err(error) => cli::report_error(error).into(),
     }
 }

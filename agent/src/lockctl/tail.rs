@@ -74,7 +74,7 @@ pub(crate) async fn tail(args: &TailArgs) -> Result<(), TailError> {
     let mut next = number(&dashboard.call(Method::GET, "").await?, "next");
     dashboard.call(Method::POST, "").await?;
     let mut requested = Instant::now();
-    let mut told = String::new();
+    let mut told = None;
     let mut lost_at = None;
     while Instant::now() < end {
         if requested.elapsed() + RENEW_BEFORE > TRACE {
@@ -100,12 +100,13 @@ pub(crate) async fn tail(args: &TailArgs) -> Result<(), TailError> {
             dashboard.call(Method::POST, "").await?;
             continue;
         }
-        let why = closed(&trace).unwrap_or_default();
-        if why != told {
-            if !why.is_empty() {
-                notice(&format!("MONITOR is not open yet: {}", printable(why.as_bytes())));
-            }
-            told = why;
+        let state = match closed(&trace) {
+            Some(why) => format!("MONITOR is not open yet: {}", printable(why.as_bytes())),
+            None => format!("MONITOR is open: following {}", printable(args.lock.as_bytes())),
+        };
+        if told.as_ref() != Some(&state) {
+            notice(&state);
+            told = Some(state);
         }
         print(&lines(&trace, next, args))?;
         next = number(&trace, "next");
@@ -166,9 +167,13 @@ impl Dashboard {
         if status.is_success() {
             return Ok(json);
         }
-        let detail = match status {
-            StatusCode::UNAUTHORIZED => "it requires a token that it knows (--token-file)",
-            _ => json["detail"].as_str().unwrap_or_else(|| status.as_str()),
+        let detail = match (status, json["detail"].as_str()) {
+            (StatusCode::UNAUTHORIZED, _) => "it requires a token that it knows (--token-file)",
+            (_, Some(detail)) => detail,
+            (_, None) => {
+                let error = format!("{status} from another program; correct --dashboard");
+                return Err(unreachable(error));
+            }
         };
         Err(TailError::Refused(status, printable(detail.as_bytes())))
     }

@@ -1,13 +1,14 @@
 //! The verbs other than `exec`: most send one request and print its result.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use clap::CommandFactory as _;
+use clap::{Command, CommandFactory as _};
 use redis::Cmd;
 
-use crate::cli::{Cli, Format, Verb};
+use crate::cli::{Cli, EXIT_HELP_START, Format, Verb};
 use crate::client::{Agent, Failure};
 use crate::exit::Exit;
 use crate::output::{notice, print};
@@ -172,19 +173,43 @@ fn man() -> io::Result<Vec<u8>> {
     let mut command = Cli::command();
     command.build();
     let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
-        let has_more = verb.get_after_help().is_some();
-        page.extend_from_slice(
-            format!(".SH LOCKCTL {}\n", verb.get_name().to_uppercase()).as_bytes(),
-        );
-        let verb = clap_mangen::Man::new(verb.clone());
-        verb.render_synopsis_section(&mut page)?;
-        verb.render_description_section(&mut page)?;
-        verb.render_options_section(&mut page)?;
-        if has_more {
-            verb.render_extra_section(&mut page)?;
+    let whole = clap_mangen::Man::new(command.clone());
+    whole.render_title(&mut page)?;
+    whole.render_name_section(&mut page)?;
+    synopsis(&mut page, &mut command)?;
+    whole.render_options_section(&mut page)?;
+    let mut variables = BTreeMap::new();
+    for verb in command.get_subcommands_mut().filter(|verb| !verb.is_hide_set()) {
+        writeln!(page, ".SH LOCKCTL {}", verb.get_name().to_uppercase())?;
+        synopsis(&mut page, verb)?;
+        let section = clap_mangen::Man::new(verb.clone());
+        section.render_description_section(&mut page)?;
+        section.render_options_section(&mut page)?;
+        if let Some(text) = verb.get_after_help() {
+            let text = text.to_string();
+            let text = text.strip_prefix(EXIT_HELP_START).unwrap_or(&text);
+            writeln!(page, ".SH \"EXIT STATUS\"\n{}", escaped(text))?;
+        }
+        for arg in verb.get_arguments() {
+            let variable = arg.get_env().map(|name| name.to_string_lossy().into_owned());
+            variables.extend(variable.zip(arg.get_long().map(str::to_owned)));
         }
     }
+    writeln!(page, ".SH ENVIRONMENT")?;
+    for (variable, flag) in variables {
+        writeln!(page, ".TP\n\\fB{variable}\\fR\nthe value of \\-\\-{}", escaped(&flag))?;
+    }
     Ok(page)
+}
+
+/// Appends the usage of a command, which shows where its `--` belongs.
+fn synopsis(page: &mut Vec<u8>, command: &mut Command) -> io::Result<()> {
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ");
+    writeln!(page, ".SH SYNOPSIS\n{}", escaped(usage))
+}
+
+/// Returns the text for a manual page, without the characters that roff would interpret. No line begins with a dot.
+fn escaped(text: &str) -> String {
+    text.replace('\\', r"\e").replace('-', r"\-").replace('\'', r"\(aq")
 }

@@ -313,15 +313,35 @@ async fn other_users_are_not_operators() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_variable_without_a_value_counts_as_unset() -> Result<()> {
+    let desk = Desk::new().await?;
+    let socket = desk.bench.agent.socket().display().to_string();
+    let mut command = desk.command(&["--socket", &socket, "exec", "a", "--", "true"])?;
+    command.env("LOCKCTL_EXIT_LOST", "").env("LOCKSCOPE_SOCKET", "");
+    let output = command.stdin(Stdio::null()).output()?;
+    ensure!(output.status.success(), "{output:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn completions_and_the_manual_cover_every_command() -> Result<()> {
     let desk = Desk::new().await?;
-    let verbs = ["exec", "ls", "show", "status", "watch", "unlock", "kick", "completions", "man"];
+    let verbs =
+        ["exec", "ls", "show", "status", "watch", "tail", "unlock", "kick", "completions", "man"];
     let (status, page, _) = run(&desk, &["man"])?;
     assert_eq!(status, 0);
     for verb in verbs {
         assert!(page.contains(&format!(".SH LOCKCTL {}\n", verb.to_uppercase())), "{verb}: {page}");
     }
-    assert!(page.contains(r"\-\-kill\-after") && page.contains("Exit status"), "{page}");
+    for part in [
+        r"\-\-kill\-after",
+        r"lockctl exec [OPTIONS] <LOCK>... \-\- <COMMAND>...",
+        ".SH \"EXIT STATUS\"\nthat of the command",
+        "LOCKCTL_EXIT_LOST",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(!page.contains(r"lockctl\-exec(1)"), "there is no such page: {page}");
     for shell in ["bash", "zsh", "fish"] {
         let (status, script, _) = run(&desk, &["completions", shell])?;
         assert_eq!(status, 0);
