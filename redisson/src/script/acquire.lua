@@ -15,8 +15,7 @@ local function grant()
   -- The token comes first: a crash between the two may skip a token but never reuses one.
   local token = counter and next_token(counter, least)
   redis.call('HSET', lock, holder, '1')
-  redis.call('PEXPIRE', lock, lease)
-  return {1, token or nil}
+  return begin_lease(lock, lease) or {1, token or nil}
 end
 
 if redis.call('EXISTS', lock, queue) == 0 then

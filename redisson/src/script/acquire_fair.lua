@@ -29,7 +29,10 @@ local now = now_ms()
 local head, head_deadline = living_head(now, holder, ARGV[5])
 if kind == 'none' and (not head or head == holder) then
   redis.call('HSET', lock, holder, 1)
-  redis.call('PEXPIRE', lock, lease)
+  local refused = begin_lease(lock, lease)
+  if refused then
+    return refused
+  end
   leave_queue(holder, wait)
   return {1}
 end

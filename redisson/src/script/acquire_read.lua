@@ -15,6 +15,10 @@ if kind == 'none' then
     return {2, 'fair'}
   end
   redis.call('HSET', lock, 'mode', 'read', holder, 1)
+  local refused = begin_lease(lock, lease)
+  if refused then
+    return refused
+  end
 elseif kind == 'write' then
   -- An earlier copy of this script may have run, whether or not the write hold still exists.
   if redis.call('HEXISTS', lock, holder) == 0 and (own_write == '' or redis.call('HEXISTS', lock, own_write) == 0) then

@@ -14,8 +14,7 @@ if kind == 'none' then
     return {2, 'fair'}
   end
   redis.call('HSET', lock, 'mode', 'write', holder, 1)
-  redis.call('PEXPIRE', lock, lease)
-  return {1}
+  return begin_lease(lock, lease) or {1}
 end
 
 if kind == 'write' and redis.call('HEXISTS', lock, holder) == 1 then

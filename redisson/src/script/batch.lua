@@ -13,7 +13,11 @@ for place = 1, #letters do
     done = call('EXISTS', lock, KEYS[key + 1]) == 0
     if done then
       call('HSET', lock, holder, '1')
-      call('PEXPIRE', lock, last)
+      if type(pcall('PEXPIRE', lock, last)) == 'table' then
+        -- The lock would never end.
+        call('DEL', lock)
+        done = false
+      end
     end
     key = key + 2
   else

@@ -76,3 +76,27 @@ async fn an_account_that_may_not_read_proves_no_loss() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn an_account_that_may_set_no_lease_leaves_no_lock_without_one() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (length, before) = (lease(30_000), bench.dump().await?);
+    let writer = redisson::HolderId { write: true, ..ours(1) };
+    bench.client.call("ACL SETUSER default -pexpire").await?.ok()?;
+    for call in [
+        script::acquire(&name("plain"), &ours(1), length),
+        script::acquire_fair(&name("fair"), &ours(1), length, FAIR_WAIT, false, &ours(1)),
+        script::acquire_read(&name("read"), &ours(1), length, None),
+        script::acquire_write(&name("write"), &writer, length),
+    ] {
+        assert_refused(&mut bench, &call, "The user executing the script can't run").await?;
+    }
+    let both = [
+        script::acquire(&name("a"), &ours(1), length),
+        script::acquire(&name("b"), &ours(2), length),
+    ];
+    let reply = bench.call(&script::batch(&both)).await?;
+    assert_eq!(script::parse_batch(&reply, 2)?, [None, None], "each asks alone");
+    assert_eq!(bench.dump().await?, before);
+    Ok(())
+}
