@@ -247,9 +247,9 @@ impl Core {
     fn on_early_refused(&mut self, op: &Op, early: &EarlyHandOver, end: End) {
         // An earlier copy of it may have removed the first hold; while that was valid nothing else can have.
         let ran = op.may_have_run && self.now < early.from.valid_until;
-        self.confirm(&early.from, (!ran).then_some(end));
+        self.confirm(&early.from, early.from.lost(op, end).filter(|_| !ran));
         for ending in &early.ended {
-            self.confirm(ending, Some(end));
+            self.confirm(ending, ending.lost(op, end));
         }
         self.lose_early(early, end);
     }

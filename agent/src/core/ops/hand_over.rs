@@ -134,8 +134,8 @@ impl Core {
                 return self.poll_queue(&name);
             }
             _ if op.may_have_run && self.now < from.valid_until => None,
-            HandOverOutcome::Missing | HandOverOutcome::WrongType => Some(End::Missing),
-            HandOverOutcome::Stolen => Some(End::Stolen),
+            HandOverOutcome::Missing | HandOverOutcome::WrongType => from.lost(op, End::Missing),
+            HandOverOutcome::Stolen => from.lost(op, End::Stolen),
         };
         self.confirm(from, lost);
         self.ask_again_if_fair(to);

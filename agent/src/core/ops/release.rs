@@ -14,6 +14,12 @@ use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
 impl Ending {
+    /// Returns the end of a hold that this script did not find in Redis: a loss, unless the script was sent when the lease that
+    /// its owner knew was over, as after an outage.
+    pub(super) fn lost(&self, op: &Op, end: End) -> Option<End> {
+        (op.sent < self.valid_until).then_some(end)
+    }
+
     /// Answers the command that waits for the end, since Redis does not confirm that the hold is gone.
     pub(in crate::core) fn silence(&mut self, why: &str) -> Option<Silence> {
         let reply = Core::unconfirmed_end(&self.name, why);
@@ -48,7 +54,7 @@ impl Operation for Release {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let released = script::parse_release(reply)?;
-        core.apply_release(&self.0, op.may_have_run, released);
+        core.apply_release(&self.0, op, released);
         Ok(())
     }
 
@@ -92,13 +98,13 @@ impl Operation for Release {
 
 impl Core {
     /// Applies the reply to a release.
-    fn apply_release(&mut self, ending: &Ending, may_have_run: bool, released: ReleaseOutcome) {
+    fn apply_release(&mut self, ending: &Ending, op: &Op, released: ReleaseOutcome) {
         let end = match released {
             ReleaseOutcome::Released => None,
             // An earlier copy of it may have removed the hold; while it was valid nothing else can have.
-            _ if may_have_run && self.now < ending.valid_until => None,
-            ReleaseOutcome::Missing | ReleaseOutcome::WrongType => Some(End::Missing),
-            ReleaseOutcome::Stolen => Some(End::Stolen),
+            _ if op.may_have_run && self.now < ending.valid_until => None,
+            ReleaseOutcome::Missing | ReleaseOutcome::WrongType => ending.lost(op, End::Missing),
+            ReleaseOutcome::Stolen => ending.lost(op, End::Stolen),
         };
         self.confirm(ending, end);
         self.on_ended(ending);

@@ -87,12 +87,11 @@ impl Core {
         quorum: OpId,
         name: &LockName,
         released: ReleaseOutcome,
-        repeated: bool,
+        gone_is_expected: bool,
     ) {
         let answer = match released {
             ReleaseOutcome::Released => Answer::Yes(Moment::default()),
-            // An earlier copy of it may have removed the hold; while it was valid nothing else can have.
-            _ if repeated => Answer::Yes(Moment::default()),
+            _ if gone_is_expected => Answer::Yes(Moment::default()),
             ReleaseOutcome::Missing | ReleaseOutcome::WrongType => {
                 Answer::No(No::Gone(End::Missing))
             }

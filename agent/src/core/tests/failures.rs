@@ -129,6 +129,27 @@ fn an_unlock_during_an_outage_replies_unavailable_and_is_completed_later() {
 }
 
 #[test]
+fn a_lease_that_ends_in_an_outage_after_the_unlock_is_not_a_loss() {
+    for (kind, waits) in [(Kind::Lock, false), (Kind::Lock, true), (Kind::Fenced, true)] {
+        let mut world = World::new();
+        let (a, b) = (world.open(), world.open());
+        let lock = || Command::Lock(LockRequest { kind, ..lock_command("x") });
+        world.command(a, lock());
+        if waits {
+            world.command(b, lock());
+        }
+        world.network = Network::Down;
+        world.unlock(a, "x");
+        world.unlock(b, "x");
+        world.pass(LEASE + Duration::from_millis(100));
+        world.network = Network::Good;
+        world.pass(Duration::from_secs(1));
+        assert!(world.losses.is_empty(), "{kind}, {waits}: {:?}", world.losses);
+        assert!(world.core.is_idle() || waits);
+    }
+}
+
+#[test]
 fn an_outage_is_reported_as_jeopardy_and_then_as_loss_before_validity_ends() {
     let mut world = World::new();
     let a = world.open();
