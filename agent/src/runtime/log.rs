@@ -40,6 +40,11 @@ pub(super) fn write(line: LogLine) {
             refusal,
             "too few replicas: the lock is not granted, re-entered or extended"
         ),
+        LogLine::ReleaseUnannounced { lock, error } => tracing::warn!(
+            lock.name = %lock,
+            error,
+            "Redis refuses the message about a release: waiters elsewhere notice it later"
+        ),
         LogLine::JournalFailed { why } => {
             tracing::warn!(why, "the journal cannot be written: sessions with grace get no locks");
         }

@@ -35,7 +35,7 @@ pub use reply::{
     AcquireOutcome, AgentState, BadReply, ForceReleaseOutcome, HandOverOutcome, HolderEntry,
     LockDetails, QueueEntry, Reader, ReleaseOutcome, RenewOutcome, Value, parse_acquire,
     parse_agent_state, parse_force_release, parse_hand_over, parse_hand_over_fair,
-    parse_holder_entry, parse_purged, parse_release, parse_renew, parse_show,
+    parse_holder_entry, parse_purged, parse_release, parse_renew, parse_show, unannounced,
 };
 
 use crate::{HolderId, Lease, LockName, keys, shape};
@@ -93,17 +93,17 @@ script!(/** Grants the write side. */ ACQUIRE_WRITE, "acquire_write": "lock_stat
 script!(/** Grants a fair lock, or a position in its queue. */ ACQUIRE_FAIR, "acquire_fair": "lock_state.lua" "fair_queue.lua" "acquire_fair.lua");
 script!(/** Renews existing holds and sets their counts: re-entry, partial release, extension, renewal. */ RENEW, "keep": "failed.lua" "renew.lua");
 script!(/** Renews read holds and their markers. */ RENEW_READ, "keep_read": "failed.lua" "renew_read.lua");
-script!(/** Releases a hold, plain or fenced. */ RELEASE, "release": "failed.lua" "release.lua");
+script!(/** Releases a hold, plain or fenced. */ RELEASE, "release": "failed.lua" "announce.lua" "release.lua");
 script!(/** Acquires and releases several plain locks. */ BATCH, "batch": "batch.lua");
-script!(/** Releases a read hold. */ RELEASE_READ, "release_read": "failed.lua" "reader_leases.lua" "release_read.lua");
-script!(/** Releases a write hold. */ RELEASE_WRITE, "release_write": "failed.lua" "reader_leases.lua" "release_write.lua");
-script!(/** Releases a fair hold, or leaves the queue. */ RELEASE_FAIR, "release_fair": "failed.lua" "fair_queue.lua" "release_fair.lua");
+script!(/** Releases a read hold. */ RELEASE_READ, "release_read": "failed.lua" "reader_leases.lua" "announce.lua" "release_read.lua");
+script!(/** Releases a write hold. */ RELEASE_WRITE, "release_write": "failed.lua" "reader_leases.lua" "announce.lua" "release_write.lua");
+script!(/** Releases a fair hold, or leaves the queue. */ RELEASE_FAIR, "release_fair": "failed.lua" "fair_queue.lua" "announce.lua" "release_fair.lua");
 script!(/** Hands a lock over between two holders of one client. */ HAND_OVER, "hand_over": "failed.lua" "fencing_token.lua" "hand_over.lua");
-script!(/** Hands a fair lock over between a holder and the next waiter of one client, or releases it. */ HAND_OVER_FAIR, "hand_over_fair": "failed.lua" "fair_queue.lua" "hand_over_fair.lua" "release_fair.lua");
+script!(/** Hands a fair lock over between a holder and the next waiter of one client, or releases it. */ HAND_OVER_FAIR, "hand_over_fair": "failed.lua" "fair_queue.lua" "hand_over_fair.lua" "announce.lua" "release_fair.lua");
 script!(/** Releases a whole lock for an operator. */ FORCE_RELEASE, "force_release": "failed.lua" "fair_queue.lua" "force_release.lua");
-script!(/** Releases one plain or fair hold for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "failed.lua" "require_expected.lua" "release.lua");
-script!(/** Releases one read hold for an operator. */ FORCE_RELEASE_READER, "force_release_reader": "failed.lua" "require_expected.lua" "reader_leases.lua" "release_read.lua");
-script!(/** Releases one write hold for an operator. */ FORCE_RELEASE_WRITER, "force_release_writer": "failed.lua" "require_expected.lua" "reader_leases.lua" "release_write.lua");
+script!(/** Releases one plain or fair hold for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "failed.lua" "require_expected.lua" "announce.lua" "release.lua");
+script!(/** Releases one read hold for an operator. */ FORCE_RELEASE_READER, "force_release_reader": "failed.lua" "require_expected.lua" "reader_leases.lua" "announce.lua" "release_read.lua");
+script!(/** Releases one write hold for an operator. */ FORCE_RELEASE_WRITER, "force_release_writer": "failed.lua" "require_expected.lua" "reader_leases.lua" "announce.lua" "release_write.lua");
 script!(/** Removes a dead waiter from a fair queue for an operator. */ REMOVE_WAITER, "remove_place": "fair_queue.lua" "remove_waiter.lua");
 script!(/** Removes the waiters of a fair lock that will never come. */ PURGE_QUEUE, "purge_queue": "fair_queue.lua" "purge_queue.lua");
 script!(/** Looks for an agent. */ AGENT_STATE, "agent_state": "agent_state.lua");

@@ -1,6 +1,6 @@
 -- Removes the holder, whatever its count, and notifies waiters. Starts with a command that a full Redis accepts.
 -- KEYS: lock    ARGV: holder, channel, message, publishing commands...
--- Replies {1} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
+-- Replies {1[, error of the message]} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
 local lock = KEYS[1]
 local removed = redis.pcall('HDEL', lock, ARGV[1])
 if type(removed) == 'table' then
@@ -11,8 +11,6 @@ if removed == 0 then
   return {left == 0 and 0 or 2}
 end
 if left == 0 then
-  for i = 4, #ARGV do
-    redis.call(ARGV[i], ARGV[2], ARGV[3])
-  end
+  announce(4, ARGV[2], ARGV[3])
 end
-return {1}
+return {1, publish_error}

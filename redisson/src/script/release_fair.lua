@@ -2,7 +2,7 @@
 -- Used for releasing, for leaving the queue, and for undoing a late script. Starts with a command that a full Redis accepts.
 -- KEYS: lock, fair queue, fair deadlines
 -- ARGV: holder, own wait ms, prefix of the waiters' channels, message, publishing commands...
--- Replies {1} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
+-- Replies {1[, error of the message]} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
 local lock, holder = KEYS[1], ARGV[1]
 local removed = redis.pcall('HDEL', lock, holder)
 if type(removed) == 'table' then
@@ -13,12 +13,10 @@ if not companion_error() then
   leave_queue(holder, tonumber(ARGV[2]))
   local head = left == 0 and living_head(now_ms())
   if head then
-    for i = 5, #ARGV do
-      redis.call(ARGV[i], ARGV[3] .. head, ARGV[4])
-    end
+    announce(5, ARGV[3] .. head, ARGV[4])
   end
 end
 if removed == 1 then
-  return {1}
+  return {1, publish_error}
 end
 return {left == 0 and 0 or 2}

@@ -3,7 +3,7 @@
 -- accepts.
 -- KEYS: lock, marker prefix, tagged name
 -- ARGV: holder, most markers per hold, channel, message, publishing commands...
--- Replies {1} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
+-- Replies {1[, error of the message]} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
 local lock, prefix, tagged = KEYS[1], KEYS[2], KEYS[3]
 local holder, most = ARGV[1], tonumber(ARGV[2])
 local count = redis.pcall('HGET', lock, holder)
@@ -18,8 +18,6 @@ for n = 1, math.min(tonumber(count) or 1, most) do
 end
 -- Under a write hold the lease is the writer's.
 if redis.call('HGET', lock, 'mode') == 'read' and expire_with_readers(lock, tagged, most) then
-  for i = 5, #ARGV do
-    redis.call(ARGV[i], ARGV[3], ARGV[4])
-  end
+  announce(5, ARGV[3], ARGV[4])
 end
-return {1}
+return {1, publish_error}

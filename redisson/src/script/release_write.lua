@@ -2,7 +2,7 @@
 -- other readers may enter. Starts with a command that a full Redis accepts.
 -- KEYS: lock, tagged name
 -- ARGV: holder, most markers per hold, channel, message, message for waiters not asleep yet, publishing commands...
--- Replies {1} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
+-- Replies {1[, error of the message]} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
 local lock, tagged = KEYS[1], KEYS[2]
 local removed = redis.pcall('HDEL', lock, ARGV[1])
 if type(removed) == 'table' then
@@ -17,8 +17,6 @@ elseif has_mode == 1 then
   redis.call('HSET', lock, 'mode', 'read')
   expire_with_readers(lock, tagged, tonumber(ARGV[2]))
 end
-for i = 6, #ARGV do
-  redis.call(ARGV[i], ARGV[3], ARGV[4])
-  redis.call(ARGV[i], ARGV[3], ARGV[5])
-end
-return {1}
+announce(6, ARGV[3], ARGV[4])
+announce(6, ARGV[3], ARGV[5])
+return {1, publish_error}

@@ -263,11 +263,22 @@ pub fn parse_renew(reply: &Value, holds: usize) -> Result<Vec<RenewOutcome>, Bad
 /// Returns an error for any other reply.
 pub fn parse_release(reply: &Value) -> Result<ReleaseOutcome, BadReply> {
     match reply.array() {
-        Some([Value::Int(1)]) => Ok(ReleaseOutcome::Released),
+        Some([Value::Int(1)] | [Value::Int(1), Value::Bytes(_)]) => Ok(ReleaseOutcome::Released),
         Some([Value::Int(0)]) => Ok(ReleaseOutcome::Missing),
         Some([Value::Int(2)]) => Ok(ReleaseOutcome::Stolen),
         Some([Value::Int(3)]) => Ok(ReleaseOutcome::WrongType),
         _ => Err(bad(&RELEASE, reply)),
+    }
+}
+
+/// Returns the error with which Redis refused the message about a release that it carried out, from the release's reply.
+#[must_use]
+pub fn unannounced(reply: &Value) -> Option<String> {
+    match reply.array() {
+        Some([Value::Int(1), Value::Bytes(error)]) => {
+            Some(String::from_utf8_lossy(error).into_owned())
+        }
+        _ => None,
     }
 }
 
@@ -277,7 +288,7 @@ pub fn parse_release(reply: &Value) -> Result<ReleaseOutcome, BadReply> {
 /// Returns an error for any other reply.
 pub fn parse_hand_over_fair(reply: &Value) -> Result<HandOverOutcome, BadReply> {
     match reply.array() {
-        Some([Value::Int(1)]) => Ok(HandOverOutcome::Released),
+        Some([Value::Int(1)] | [Value::Int(1), Value::Bytes(_)]) => Ok(HandOverOutcome::Released),
         _ => parse_hand_over(reply),
     }
 }
@@ -311,7 +322,9 @@ pub fn parse_hand_over(reply: &Value) -> Result<HandOverOutcome, BadReply> {
 /// Returns an error for any other reply.
 pub fn parse_force_release(reply: &Value) -> Result<ForceReleaseOutcome, BadReply> {
     match reply.array() {
-        Some([Value::Int(1)] | [Value::Int(1), Value::Int(_)]) => Ok(ForceReleaseOutcome::Released),
+        Some([Value::Int(1)] | [Value::Int(1), Value::Int(_) | Value::Bytes(_)]) => {
+            Ok(ForceReleaseOutcome::Released)
+        }
         Some([Value::Int(0)] | [Value::Int(0), Value::Int(_)]) => Ok(ForceReleaseOutcome::Free),
         Some([Value::Int(2)]) => Ok(ForceReleaseOutcome::Changed),
         Some([Value::Int(3)]) => Ok(ForceReleaseOutcome::WrongType),

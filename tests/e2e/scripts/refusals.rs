@@ -1,7 +1,7 @@
 //! A Redis that refuses commands temporarily: the script fails and is repeated, and no key is taken for one of another type.
 
 use anyhow::{Result, bail, ensure};
-use redisson::script::{Call, Publish};
+use redisson::script::{Call, Publish, ReleaseOutcome, parse_release, unannounced};
 
 use super::{Bench, lease, name, ours, script};
 
@@ -73,6 +73,45 @@ async fn an_account_that_may_not_read_proves_no_loss() -> Result<()> {
         script::force_release_holder(&plain, seen, &shown.hash.holders[0], Publish::Plain),
     ] {
         assert_refused(&mut bench, &call, "The user executing the script can't run").await?;
+    }
+    Ok(())
+}
+
+/// A user of Redis 7 has no channels unless it gets some.
+#[tokio::test]
+async fn a_release_whose_message_is_refused_is_a_release() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (publish, length) = (Publish::Plain, lease(30_000));
+    let [plain, fair, passed, read, write] = ["plain", "fair", "passed", "read", "write"].map(name);
+    let writer = redisson::HolderId { write: true, ..ours(1) };
+    bench.acquire(&plain, ours(1), 30_000).await?;
+    for call in [
+        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, false, &ours(1)),
+        script::acquire_fair(&fair, &ours(2), length, FAIR_WAIT, true, &ours(1)),
+        script::acquire_fair(&passed, &ours(1), length, FAIR_WAIT, false, &ours(1)),
+        script::acquire_fair(&passed, &ours(2), length, FAIR_WAIT, true, &ours(1)),
+        script::acquire_read(&read, &ours(1), length, None),
+        script::acquire_write(&write, &writer, length),
+    ] {
+        bench.call(&call).await?;
+    }
+    bench.client.call("ACL SETUSER default resetchannels").await?.ok()?;
+    for call in [
+        script::release(&plain, &ours(1), publish),
+        script::release_fair(&fair, &ours(1), FAIR_WAIT, publish),
+        // The waiter that would get it is not the next one.
+        script::hand_over_fair(&passed, (&ours(1), &ours(3)), length, FAIR_WAIT, &ours(1), publish),
+        script::release_read(&read, &ours(1), publish),
+        script::release_write(&write, &writer, publish),
+    ] {
+        let name = call.script.name;
+        let reply = bench.call(&call).await?;
+        assert_eq!(parse_release(&reply)?, ReleaseOutcome::Released, "{name}");
+        let error = unannounced(&reply).unwrap_or_default();
+        ensure!(error.contains("channel"), "{name}: {reply:?}");
+    }
+    for lock in [&plain, &fair, &passed, &read, &write] {
+        assert_eq!(bench.show(lock).await?.key_type, "none", "{lock}");
     }
     Ok(())
 }

@@ -57,6 +57,11 @@ pub enum LogLine {
         wanted: u32,
         refusal: Option<String>,
     },
+    /// Redis refused the message about a release.
+    ReleaseUnannounced {
+        lock: LockName,
+        error: String,
+    },
     JournalFailed {
         why: String,
     },
@@ -101,6 +106,7 @@ pub enum Bounded {
     WorkerStopped,
     SessionLapsed,
     TooFewReplicas,
+    ReleaseUnannounced,
     JournalFailed,
 }
 
@@ -115,6 +121,7 @@ impl Bounded {
             Self::WorkerStopped => "a worker is stopped",
             Self::SessionLapsed => "nobody has resumed a session: it ends",
             Self::TooFewReplicas => "too few replicas",
+            Self::ReleaseUnannounced => "Redis refuses the message about a release",
             Self::JournalFailed => "the journal cannot be written",
         }
     }

@@ -36,7 +36,10 @@ impl Operation for HandOver {
 
     fn on_reply(&self, core: &mut Core, id: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let passed = match self.to.kind {
-            Kind::Fair => script::parse_hand_over_fair(reply)?,
+            Kind::Fair => {
+                core.note_message(&self.to.name, reply);
+                script::parse_hand_over_fair(reply)?
+            }
             _ => script::parse_hand_over(reply)?,
         };
         core.handed_over(id, op, &self.from, &self.to, passed);

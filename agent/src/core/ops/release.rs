@@ -8,7 +8,7 @@ use super::operation::{Operation, Silence};
 use super::{FAIR_WAIT, Op};
 use crate::core::ids::OpId;
 use crate::core::ops::verb::{Ending, Release};
-use crate::core::{Core, Report};
+use crate::core::{Bounded, Core, LogLine, Report};
 use crate::journal::{OrphanRecord, Record};
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
@@ -54,6 +54,7 @@ impl Operation for Release {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let released = script::parse_release(reply)?;
+        core.note_message(&self.0.name, reply);
         core.apply_release(&self.0, op, released);
         Ok(())
     }
@@ -97,6 +98,16 @@ impl Operation for Release {
 }
 
 impl Core {
+    /// Logs that Redis refused the message about a release, if its reply says so.
+    pub(in crate::core) fn note_message(&mut self, name: &LockName, reply: &Value) {
+        if let Some(error) = script::unannounced(reply) {
+            let lock = name.clone();
+            self.effects.log_bounded(self.now, Bounded::ReleaseUnannounced, || {
+                LogLine::ReleaseUnannounced { lock, error }
+            });
+        }
+    }
+
     /// Applies the reply to a release.
     fn apply_release(&mut self, ending: &Ending, op: &Op, released: ReleaseOutcome) {
         let end = match released {

@@ -20,6 +20,7 @@ impl Operation for Undo {
         if script::parse_release(reply)? == ReleaseOutcome::Released {
             core.effects.report(Report::OutcomeKnown("undone_late"));
         }
+        core.note_message(&self.name, reply);
         core.on_released(&self.name, self.kind, self.number);
         Ok(())
     }

@@ -57,6 +57,7 @@ impl Operation for NodeOp {
             }
             NodeVerb::Release { quorum, name, valid_until, .. } => {
                 let released = script::parse_release(reply)?;
+                core.note_message(name, reply);
                 // An earlier copy of it may have removed the hold; while it was valid nothing else can have. Later its lease is over.
                 let expected =
                     op.may_have_run && core.now < *valid_until || op.sent >= *valid_until;
