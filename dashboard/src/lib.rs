@@ -26,6 +26,7 @@ pub mod views;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -250,7 +251,8 @@ fn start(
         note: config.note.clone(),
         settings: config.public(),
     };
-    let releases = Releases::start(config, &model, archive_sender, registry, shutdown)?;
+    let releases =
+        Releases::start(config, &model, archive_sender, registry, shutdown)?.map(Arc::new);
     let stop = shutdown.token();
     Ok(App::new(hub, model, sources, about, streams, archived, releases, stop))
 }

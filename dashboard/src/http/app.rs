@@ -59,7 +59,7 @@ pub struct Inner {
     /// The history, if one is stored.
     pub archive: Option<Reader>,
     /// The forced releases, if the settings allow them.
-    pub releases: Option<Releases>,
+    pub releases: Option<Arc<Releases>>,
     pub stop: CancellationToken,
     /// Distinguishes the ids of this process's pictures from those of an earlier one.
     pub epoch: String,
@@ -113,7 +113,7 @@ impl App {
         about: About,
         metrics: StreamMetrics,
         archive: Option<Reader>,
-        releases: Option<Releases>,
+        releases: Option<Arc<Releases>>,
         stop: CancellationToken,
     ) -> Self {
         Self(Arc::new(Inner {

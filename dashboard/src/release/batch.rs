@@ -4,13 +4,15 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
-use tokio::sync::mpsc::Sender;
+use tokio::sync::watch::Sender;
 use tokio::time::Instant;
 
+use super::offer::{Begun, Outcomes};
 use super::{
-    Choice, Member, Offer, Operator, Outcome, ReleaseError, Releases, checked_reason, lock,
+    Choice, Member, Offer, Operator, ReleaseError, Releases, Running, checked_reason, lock,
 };
-use crate::model::types::{LockId, ProblemKind};
+use crate::model::types::LockId;
+use crate::query::incidents::IncidentRow;
 
 /// The most locks of a batch.
 pub const MAX_LOCKS: usize = 500;
@@ -20,8 +22,8 @@ const AT_ONCE: usize = 8;
 /// The locks of an incident in the state that an operator has seen.
 #[derive(Debug)]
 pub struct Batch {
-    /// The deployment, problem and key of the incident.
-    pub incident: (Arc<str>, ProblemKind, String),
+    /// The incident as it was shown.
+    pub incident: IncidentRow,
     /// The locks that are released, each with its parts that end.
     pub offers: Vec<(Arc<Offer>, Vec<Choice>)>,
     /// The locks that are not released, each with the reason.
@@ -81,22 +83,6 @@ fn count<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<usi
     })
 }
 
-/// A batch that may be released.
-#[derive(Debug)]
-pub struct Confirmed {
-    batch: Arc<Batch>,
-    reason: String,
-    operator: Operator,
-}
-
-impl Confirmed {
-    /// Returns the number of outcomes.
-    #[must_use]
-    pub fn size(&self) -> usize {
-        self.batch.offers.iter().map(|(_, choices)| choices.len()).sum()
-    }
-}
-
 impl Releases {
     /// Stores a batch. Returns its id, which is valid for [`VALID`](super::VALID), only for its operator, and only
     /// once.
@@ -106,19 +92,28 @@ impl Releases {
         (lock(&self.batches).store(Arc::clone(&batch), shown_to, Instant::now()), batch)
     }
 
-    /// Checks a request, and consumes its batch. The batch counts as one release for the limit of releases within a
-    /// minute.
+    /// Returns the release that was begun with that batch, and its incident as it was shown.
+    #[must_use]
+    pub fn begun_batch(&self, seen: &str, operator: &Operator) -> Option<(IncidentRow, Running)> {
+        let batches = lock(&self.batches);
+        let batch = batches.get(seen, operator, Instant::now())?;
+        Some((batch.incident.clone(), batches.begun(seen)?))
+    }
+
+    /// Checks a request, and begins to release its batch, which continues if nobody waits for it. The batch counts as one
+    /// release for the limit of releases within a minute. A repeated request returns the release that the first one began.
     ///
     /// # Errors
     /// Fails if the request is invalid. Then the rejection is recorded for the first lock.
-    pub fn confirm_batch(
-        &self,
-        incident: &(Arc<str>, ProblemKind, String),
+    pub fn release_batch(
+        self: &Arc<Self>,
+        incident: &IncidentRow,
         request: &BatchRequest,
         operator: &Operator,
-    ) -> Result<Confirmed, ReleaseError> {
-        let batch = lock(&self.batches).get(&request.seen, operator, Instant::now());
-        let batch = batch.filter(|batch| batch.incident == *incident);
+    ) -> Result<Running, ReleaseError> {
+        let now = Instant::now();
+        let batch = lock(&self.batches).get(&request.seen, operator, now);
+        let batch = batch.filter(|batch| batch.incident.identity() == incident.identity());
         let checked = || {
             let batch = batch.clone().ok_or(ReleaseError::Stale)?;
             let reason = checked_reason(&request.reason)?.to_owned();
@@ -128,14 +123,18 @@ impl Releases {
             if batch.is_unproven() && !request.unproven {
                 return Err(ReleaseError::Unproven);
             }
-            // A batch that exceeds the limit can be requested again.
-            if !self.release_limit.take() {
-                return Err(ReleaseError::Limited);
+            let size = batch.offers.iter().map(|(_, choices)| choices.len()).sum();
+            let limit = &self.release_limit;
+            match lock(&self.batches).begin(&request.seen, (None, size), limit, now)? {
+                Begun::Before(running) => Ok(running),
+                Begun::Now(outcomes, running) => {
+                    let (this, operator) = (Arc::clone(self), operator.clone());
+                    tokio::spawn(async move {
+                        this.release_all(&batch, &reason, &operator, &outcomes).await;
+                    });
+                    Ok(running)
+                }
             }
-            if !lock(&self.batches).take(&request.seen) {
-                return Err(ReleaseError::Stale);
-            }
-            Ok(Confirmed { batch, reason, operator: operator.clone() })
         };
         checked().inspect_err(|error| {
             let offers = batch.iter().flat_map(|batch| &batch.offers);
@@ -146,9 +145,14 @@ impl Releases {
         })
     }
 
-    /// Releases a batch, a few locks at a time, and sends each outcome. Continues if nobody receives them.
-    pub async fn release_batch(&self, confirmed: &Confirmed, outcomes: &Sender<(LockId, Outcome)>) {
-        let Confirmed { batch, reason, operator } = confirmed;
+    /// Releases the locks of a batch, a few at a time, and sends each outcome.
+    async fn release_all(
+        &self,
+        batch: &Batch,
+        reason: &str,
+        operator: &Operator,
+        outcomes: &Sender<Outcomes>,
+    ) {
         let mut parts = Vec::new();
         for (offer, choices) in &batch.offers {
             parts.extend(choices.iter().map(|choice| (Arc::clone(offer), *choice)));
@@ -156,8 +160,7 @@ impl Releases {
         let releases = parts.into_iter().map(|(offer, choice)| async move {
             let outcome = self.send(&offer, &choice).await;
             self.report(&offer, &choice, reason, operator, &outcome).await;
-            // The visitor may have disconnected.
-            outcomes.send((offer.id.clone(), outcome)).await.unwrap_or_default();
+            outcomes.send_modify(|all| all.push((offer.id.clone(), outcome)));
         });
         futures_util::stream::iter(releases).buffer_unordered(AT_ONCE).collect::<()>().await;
     }

@@ -29,10 +29,10 @@ use crate::redis::{TIMEOUT, resolver_options};
 use crate::text::visible;
 
 use batch::Batch;
-use offer::Offers;
+use offer::{Begun, Offers};
 use route::{Nodes, Route};
 
-pub use offer::{Choice, Offer, Target};
+pub use offer::{Choice, Offer, Running, Target};
 
 /// The validity of an offer.
 pub const VALID: Duration = Duration::from_secs(60);
@@ -130,7 +130,7 @@ impl Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseError {
     /// The offer is no longer valid.
-    #[error("the form is older than {} s, was used already, or was shown to another user: check the lock again, in a new form", VALID.as_secs())]
+    #[error("the form is older than {} s, was used for something else, or was shown to another user: check the lock again, in a new form", VALID.as_secs())]
     Stale,
     /// The typed name differs.
     #[error("the name does not match: type the name of this lock")]
@@ -255,19 +255,19 @@ impl Releases {
     }
 
     /// Stores an offer that this operator has seen. Returns its id, which is valid for [`VALID`], only for its
-    /// operator, and for one release.
+    /// operator, and for one release. A repeated request for that release has its outcome.
     #[must_use]
     pub fn offer(&self, offer: Offer, shown_to: Option<Arc<str>>) -> (String, Arc<Offer>) {
         let offer = Arc::new(offer);
         (lock(&self.offers).store(Arc::clone(&offer), shown_to, Instant::now()), offer)
     }
 
-    /// Releases the requested target of that lock.
+    /// Releases the requested target of that lock. The release continues, and is recorded, if nobody waits for it.
     ///
     /// # Errors
     /// Fails if the request is invalid. Then nothing was attempted, and the rejection is recorded.
     pub async fn release(
-        &self,
+        self: &Arc<Self>,
         id: &LockId,
         request: &ReleaseRequest,
         operator: &Operator,
@@ -318,7 +318,7 @@ impl Releases {
     }
 
     async fn release_offered(
-        &self,
+        self: &Arc<Self>,
         id: &LockId,
         request: &ReleaseRequest,
         operator: &Operator,
@@ -334,17 +334,32 @@ impl Releases {
         }
         let choice = Target::parse(&request.target).and_then(|target| offer.choice(target));
         let choice = choice.ok_or(ReleaseError::Target)?;
-        // Each offer is valid for one release, so a second click finds nothing.
-        if !lock(&self.offers).take(&request.seen) {
-            return Err(ReleaseError::Stale);
-        }
-        let outcome = if self.release_limit.take() {
-            self.send(&offer, &choice).await
-        } else {
-            Outcome::Limited
+        let wanted = (Some(choice.target()), 1);
+        let begun =
+            lock(&self.offers).begin(&request.seen, wanted, &self.release_limit, Instant::now());
+        let running = match begun {
+            Ok(Begun::Before(running)) => running,
+            Ok(Begun::Now(outcomes, running)) => {
+                let (this, operator) = (Arc::clone(self), operator.clone());
+                let reason = reason.to_owned();
+                // A browser drops the request of a first click when a second one follows.
+                tokio::spawn(async move {
+                    let outcome = this.send(&offer, &choice).await;
+                    this.report(&offer, &choice, &reason, &operator, &outcome).await;
+                    outcomes.send_modify(|all| all.push((offer.id.clone(), outcome)));
+                });
+                running
+            }
+            Err(ReleaseError::Limited) => {
+                let outcome = Outcome::Limited;
+                self.report(&offer, &choice, reason, operator, &outcome).await;
+                return Ok(outcome);
+            }
+            Err(error) => return Err(error),
         };
-        self.report(&offer, &choice, reason, operator, &outcome).await;
-        Ok(outcome)
+        running.ended().await;
+        let outcome = running.so_far().pop().map(|(_, outcome)| outcome);
+        Ok(outcome.unwrap_or_else(|| Outcome::Unknown("the release was interrupted".to_owned())))
     }
 
     /// Sends the script that compares and releases.

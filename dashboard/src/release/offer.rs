@@ -12,9 +12,10 @@ use redisson::script::{
 use redisson::shape::{ForeignHolder, Holder, LockHash};
 use redisson::{HolderId, Moment};
 use ring::rand::{SecureRandom as _, SystemRandom};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Operator, VALID};
+use super::{Operator, Outcome, RateLimit, ReleaseError, VALID};
 use crate::access::shares::gives_way;
 use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::{LockId, LockView, QueueEntry, Reading};
@@ -26,6 +27,8 @@ const CLOCK_SLACK: Duration = Duration::from_secs(1);
 const LATEST_RUN: Duration = Duration::from_secs(10);
 /// The number of random bytes in an offer's id, which make it unguessable.
 const ID_LEN: usize = 24;
+/// The time for which a used offer is kept, so that a repeated request learns of the outcomes.
+const KEPT: Duration = Duration::from_secs(3_600);
 
 /// The state of a lock that an operator has seen.
 #[derive(Debug)]
@@ -278,8 +281,47 @@ fn random_id() -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// The offers of the last minute, at most `MOST`. Beyond it, the oldest offer of the operator with the most offers is
-/// dropped.
+/// The outcomes of a release, of one lock or of several.
+pub(super) type Outcomes = Vec<(LockId, Outcome)>;
+
+/// A release that was begun.
+#[derive(Debug, Clone)]
+pub struct Running {
+    of: usize,
+    outcomes: watch::Receiver<Outcomes>,
+}
+
+impl Running {
+    /// Returns the number of outcomes that it will have.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.of
+    }
+
+    /// Returns the outcomes so far.
+    #[must_use]
+    pub fn so_far(&self) -> Outcomes {
+        self.outcomes.borrow().clone()
+    }
+
+    /// Waits for all outcomes.
+    pub async fn ended(&self) {
+        let all = |outcomes: &Outcomes| outcomes.len() >= self.of;
+        // A task that ends without an outcome sends none any more.
+        drop(self.outcomes.clone().wait_for(all).await);
+    }
+}
+
+/// The answer to a request to release what was offered.
+pub(super) enum Begun {
+    /// The release begins, and its outcomes have to be sent.
+    Now(watch::Sender<Outcomes>, Running),
+    /// An earlier request has begun it.
+    Before(Running),
+}
+
+/// The offers of the last minute, and those used within the last hour, at most `MOST`. Beyond it, the oldest offer of the
+/// operator with the most offers is dropped.
 #[derive(Debug)]
 pub(super) struct Offers<T, const MOST: usize>(VecDeque<Stored<T>>);
 
@@ -290,6 +332,8 @@ struct Stored<T> {
     /// The operator who has seen the offer.
     shown_to: Option<Arc<str>>,
     offer: Arc<T>,
+    /// The target that was released, and the release. An offer of several locks has no targets.
+    used: Option<(Option<Target>, Running)>,
 }
 
 impl<T, const MOST: usize> Default for Offers<T, MOST> {
@@ -317,7 +361,8 @@ impl<T, const MOST: usize> Offers<T, MOST> {
         if id.is_empty() {
             return id;
         }
-        self.0.push_back(Stored { id: id.clone(), until: now + VALID, shown_to, offer });
+        let until = now + VALID;
+        self.0.push_back(Stored { id: id.clone(), until, shown_to, offer, used: None });
         id
     }
 
@@ -327,10 +372,38 @@ impl<T, const MOST: usize> Offers<T, MOST> {
         (stored.shown_to == operator.name).then(|| Arc::clone(&stored.offer))
     }
 
-    /// Consumes an offer. Returns false if it was consumed before.
-    pub(super) fn take(&mut self, id: &str) -> bool {
-        let index = self.0.iter().position(|stored| stored.id == id);
-        index.and_then(|index| self.0.remove(index)).is_some()
+    /// Returns the release that was begun with that offer.
+    pub(super) fn begun(&self, id: &str) -> Option<Running> {
+        let stored = self.0.iter().find(|stored| stored.id == id)?;
+        stored.used.as_ref().map(|(_, running)| running.clone())
+    }
+
+    /// Uses an offer for a release with `of` outcomes. A repeated request, by a second click or a reload, returns the
+    /// release that the first one began.
+    ///
+    /// # Errors
+    /// If the offer was used for another target, or if there were too many releases. Then it can be used later.
+    pub(super) fn begin(
+        &mut self,
+        id: &str,
+        (target, of): (Option<Target>, usize),
+        limit: &RateLimit,
+        now: Instant,
+    ) -> Result<Begun, ReleaseError> {
+        let stored = self.0.iter_mut().find(|stored| stored.id == id);
+        let stored = stored.ok_or(ReleaseError::Stale)?;
+        match &stored.used {
+            Some((used, running)) if *used == target => Ok(Begun::Before(running.clone())),
+            Some(_) => Err(ReleaseError::Stale),
+            None if !limit.take() => Err(ReleaseError::Limited),
+            None => {
+                let (sender, outcomes) = watch::channel(Outcomes::new());
+                let running = Running { of, outcomes };
+                stored.used = Some((target, running.clone()));
+                stored.until = now + KEPT;
+                Ok(Begun::Now(sender, running))
+            }
+        }
     }
 }
 
@@ -468,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_is_valid_for_a_minute_for_one_operator_and_once() {
+    fn an_offer_is_valid_for_a_minute_and_for_one_operator() {
         let (mut offers, now) = (Offers::<Offer, 3>::default(), Instant::now());
         let store = |offers: &mut Offers<_, 3>| {
             offers.store(offer(b"a", &[1], false).unwrap().into(), Some("anna".into()), now)
@@ -479,10 +552,47 @@ mod tests {
         assert!(offers.get(&name, &operator("bert"), now).is_none());
         assert!(offers.get("", &operator("anna"), now).is_none());
         assert!(offers.get(&name, &operator("anna"), now + VALID).is_none());
-        assert!(offers.take(&name) && !offers.take(&name));
-        assert!(offers.get(&name, &operator("anna"), now).is_none());
         (0..3).for_each(|_| drop(store(&mut offers)));
         assert!(offers.get(&second, &operator("anna"), now).is_none(), "the oldest is dropped");
+    }
+
+    #[tokio::test]
+    async fn a_repeated_request_has_the_outcome_of_the_first_one_and_another_target_has_none() {
+        let (mut offers, now) = (Offers::<Offer, 3>::default(), Instant::now());
+        let stored = offer(b"a", &[1], false).unwrap();
+        let (id, place) = (stored.id.clone(), Target::Place(holder(5)));
+        let seen = offers.store(stored.into(), None, now);
+        let limit = RateLimit::new(1);
+        let mut begin = |target, at| offers.begin(&seen, (Some(target), 1), &limit, at);
+        let Ok(Begun::Now(outcomes, running)) = begin(Target::Lock, now) else { panic!("begun") };
+        let Ok(Begun::Before(second)) = begin(Target::Lock, now) else { panic!("repeated") };
+        assert_eq!(begin(place, now).err(), Some(ReleaseError::Stale));
+        assert!(second.so_far().is_empty());
+        outcomes.send_modify(|all| all.push((id.clone(), Outcome::Released)));
+        for running in [running, second] {
+            running.ended().await;
+            assert_eq!(running.so_far(), [(id.clone(), Outcome::Released)]);
+        }
+        // A page may be loaded again much later.
+        let later = now + VALID * 2;
+        assert!(offers.get(&seen, &Operator { name: None, ..operator("") }, later).is_some());
+        assert!(offers.begun(&seen).is_some());
+        // A used offer takes nothing from the limit, and an offer that exceeds it can be used later.
+        let other = offers.store(offer(b"b", &[1], false).unwrap().into(), None, now);
+        let again = offers.begin(&other, (Some(Target::Lock), 1), &limit, now);
+        assert_eq!(again.err(), Some(ReleaseError::Limited));
+        assert!(offers.begun(&other).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_release_that_ends_without_an_outcome_is_not_awaited() {
+        let mut offers = Offers::<Offer, 3>::default();
+        let seen = offers.store(offer(b"a", &[1], false).unwrap().into(), None, Instant::now());
+        let begun = offers.begin(&seen, (None, 1), &RateLimit::new(1), Instant::now());
+        let Ok(Begun::Now(outcomes, running)) = begun else { panic!("begun") };
+        drop(outcomes);
+        running.ended().await;
+        assert!(running.so_far().is_empty());
     }
 
     #[test]

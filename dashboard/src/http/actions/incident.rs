@@ -8,8 +8,7 @@ use axum::extract::{ConnectInfo, Query};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use futures_util::StreamExt as _;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use super::acknowledge::{AcknowledgeRequest, acknowledge_all};
 use super::release::{NOTHING_TO_RELEASE, error_status, read_offer, releases_off};
@@ -23,14 +22,24 @@ use crate::http::params::{IncidentParams, Params, understood};
 use crate::model::types::{LockId, ProblemKind};
 use crate::query::Published;
 use crate::query::incidents::IncidentRow;
-use crate::release::batch::{Batch, BatchRequest, Confirmed, MAX_LOCKS, choices};
-use crate::release::{Operator, Outcome, Releases};
+use crate::release::batch::{Batch, BatchRequest, MAX_LOCKS, choices};
+use crate::release::{Operator, Outcome, ReleaseError, Releases, Running};
 use crate::views::{self, IncidentPage, IncidentStep};
 
 /// The number of locks that are read at once.
 const READS_AT_ONCE: usize = 16;
 /// The longest wait for the outcomes of a batch, which continues in any case.
 const OUTCOMES_WITHIN: Duration = Duration::from_secs(4);
+
+/// Returns whether a request names that incident.
+fn names(app: &App, params: &Params<IncidentParams>, incident: &IncidentRow) -> bool {
+    let Ok(Query(params)) = params else { return false };
+    let (deployment, problem, key) = incident.identity();
+    let asked = app.deployment(params.deployment.as_deref());
+    asked.is_ok_and(|asked| *asked == *deployment)
+        && params.problem.as_deref() == Some(problem.as_str())
+        && params.key.as_deref() == Some(&key)
+}
 
 /// Returns the incident that a request names.
 fn find(app: &App, params: Params<IncidentParams>) -> Result<IncidentRow, ApiError> {
@@ -76,7 +85,7 @@ pub(super) fn releasable<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
     params: Params<IncidentParams>,
-) -> Result<(&'a Releases, IncidentRow), ApiError> {
+) -> Result<(&'a Arc<Releases>, IncidentRow), ApiError> {
     let incident = match find_for(app, visitor, Right::Release, params) {
         // A missing right is reported before anything about this dashboard.
         Err(error) if error.status == StatusCode::FORBIDDEN => return Err(error),
@@ -176,7 +185,7 @@ pub(super) async fn offer(
             Err(why) => left_out.push(why),
         }
     }
-    let batch = Batch { incident: incident.identity(), offers, left_out };
+    let batch = Batch { incident: incident.clone(), offers, left_out };
     let (seen, batch) = releases.offer_batch(batch, visitor.shared_name());
     (seen, batch, incident.locks.len().saturating_sub(MAX_LOCKS))
 }
@@ -203,13 +212,16 @@ pub async fn release_page(page: PageRequest, params: Params<IncidentParams>) -> 
 
 /// A request for a release of an incident's locks.
 pub(super) struct Requested<'a> {
-    pub(super) releases: &'a Releases,
+    pub(super) releases: &'a Arc<Releases>,
     pub(super) incident: IncidentRow,
-    pub(super) operator: Operator,
-    pub(super) request: BatchRequest,
+    /// The release, or the reason why it was not begun.
+    pub(super) release: Result<Running, ReleaseError>,
+    /// The operator's reason.
+    pub(super) reason: String,
 }
 
-/// Returns a request to release, or records it if it is rejected.
+/// Begins the requested release, or records the request if it is rejected. A repeated request finds the first one's release
+/// also when the incident is over because of it.
 pub(super) fn requested<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
@@ -218,10 +230,19 @@ pub(super) fn requested<'a>(
     form: Result<VerifiedForm<BatchRequest>, ApiError>,
 ) -> Result<Requested<'a>, ApiError> {
     let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
+    if let (Some(releases), Ok(VerifiedForm(request))) = (&app.releases, &form)
+        && visitor.needs(Right::Release).is_ok()
+        && let Some((incident, running)) = releases.begun_batch(&request.seen, &operator)
+        && names(app, &params, &incident)
+    {
+        let reason = request.reason.clone();
+        return Ok(Requested { releases, incident, release: Ok(running), reason });
+    }
     let asked = params.as_ref().ok().map(|Query(params)| Query(params.clone()));
     match with_form(releasable(app, visitor, params), form) {
         Ok(((releases, incident), request)) => {
-            Ok(Requested { releases, incident, operator, request })
+            let release = releases.release_batch(&incident, &request, &operator);
+            Ok(Requested { releases, incident, release, reason: request.reason })
         }
         Err(error) => {
             let incident = asked.and_then(|asked| find(app, Ok(asked)).ok());
@@ -234,19 +255,6 @@ pub(super) fn requested<'a>(
     }
 }
 
-/// Releases a batch. Returns the outcomes within the time of a request; the remaining releases continue.
-pub(super) async fn release(app: &App, confirmed: Confirmed) -> Vec<(LockId, Outcome)> {
-    let (sender, outcomes) = mpsc::channel(confirmed.size().max(1));
-    let running = app.clone();
-    // The release continues even if the visitor disconnects.
-    tokio::spawn(async move {
-        if let Some(releases) = &running.releases {
-            releases.release_batch(&confirmed, &sender).await;
-        }
-    });
-    received(outcomes).await
-}
-
 pub async fn release_from_page(
     page: PageRequest,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -254,17 +262,15 @@ pub async fn release_from_page(
     form: Result<VerifiedForm<BatchRequest>, ApiError>,
 ) -> Response {
     let response = async {
-        let Requested { releases, incident, operator, request } =
+        let Requested { releases, incident, release, reason } =
             requested(&page.app, &page.visitor, peer, params, form)?;
-        let confirmed = releases.confirm_batch(&incident.identity(), &request, &operator);
-        let (status, step) = match confirmed {
-            Ok(confirmed) => {
-                let of = confirmed.size();
-                let outcomes = release(&page.app, confirmed).await;
-                (StatusCode::OK, IncidentStep::Done { outcomes, of })
+        let (status, step) = match release {
+            Ok(running) => {
+                let outcomes = received(&running).await;
+                (StatusCode::OK, IncidentStep::Done { outcomes, of: running.size() })
             }
             Err(error) => {
-                let (why, reason) = (Some(error.to_string()), request.reason);
+                let why = Some(error.to_string());
                 let step = ask(&page, releases, &incident, why, reason).await;
                 (error_status(&error), step)
             }
@@ -274,12 +280,9 @@ pub async fn release_from_page(
     page.answered(response.await)
 }
 
-/// Collects outcomes until all have arrived, or the visitor has waited long enough.
-async fn received(mut outcomes: mpsc::Receiver<(LockId, Outcome)>) -> Vec<(LockId, Outcome)> {
-    let until = Instant::now() + OUTCOMES_WITHIN;
-    let mut all = Vec::new();
-    while let Ok(Some(outcome)) = timeout_at(until, outcomes.recv()).await {
-        all.push(outcome);
-    }
-    all
+/// Returns the outcomes within the time of a request; the remaining releases continue.
+pub(super) async fn received(running: &Running) -> Vec<(LockId, Outcome)> {
+    // After that time some outcomes are missing.
+    timeout(OUTCOMES_WITHIN, running.ended()).await.unwrap_or_default();
+    running.so_far()
 }

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::incident::{Requested, offer, releasable, release, requested};
+use super::incident::{offer, received, releasable, requested};
 use super::release::rejected;
 use crate::clock::{SteadyMillis, millis};
 use crate::http::app::App;
@@ -25,7 +25,8 @@ use crate::release::{Outcome, VALID};
 #[derive(Serialize, ToSchema)]
 #[schema(as = IncidentReleaseOffer)]
 pub(in crate::http) struct OfferJson {
-    /// The id of the offer. It is valid for a minute, for this visitor, once.
+    /// The id of the offer. It is valid for a minute, for this visitor, and for one release: a repeated request has its
+    /// outcome.
     seen: String,
     #[serde(serialize_with = "crate::clock::as_wall")]
     valid_until: SteadyMillis,
@@ -136,15 +137,12 @@ pub(in crate::http) async fn from_api(
 ) -> Result<Response, ApiError> {
     // A JSON body shows that no form of another site sent the request.
     let body = body.map(|Json(request)| VerifiedForm(request)).map_err(ApiError::from);
-    let Requested { releases, incident, operator, request } =
-        requested(&app, &visitor, peer, params, body)?;
-    let confirmed = match releases.confirm_batch(&incident.identity(), &request, &operator) {
-        Ok(confirmed) => confirmed,
+    let release = match requested(&app, &visitor, peer, params, body)?.release {
+        Ok(release) => release,
         Err(error) => return Ok(rejected(&error)),
     };
-    let of = confirmed.size();
-    let done = release(&app, confirmed).await;
-    let running = of.saturating_sub(done.len());
+    let done = received(&release).await;
+    let running = release.size().saturating_sub(done.len());
     let outcomes = done.into_iter().map(|(lock, outcome)| LockOutcomeJson {
         lock,
         outcome: outcome.as_str(),

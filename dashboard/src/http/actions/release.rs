@@ -45,7 +45,7 @@ fn allowed<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
     params: Params<LockParams>,
-) -> Result<(&'a Releases, LockId), ApiError> {
+) -> Result<(&'a Arc<Releases>, LockId), ApiError> {
     match lock_if_may(app, visitor, Right::Release, params) {
         Err(error) if error.status == StatusCode::FORBIDDEN => Err(error),
         id => Ok((app.releases.as_ref().ok_or_else(releases_off)?, id?)),
@@ -58,7 +58,7 @@ fn requested<'a>(
     visitor: &CurrentVisitor,
     peer: SocketAddr,
     params: Params<LockParams>,
-) -> Result<(&'a Releases, LockId, Operator), ApiError> {
+) -> Result<(&'a Arc<Releases>, LockId, Operator), ApiError> {
     let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
     let subject = params.as_ref().ok().and_then(|Query(params)| app.lock_id(params).ok());
     match allowed(app, visitor, params) {
@@ -143,7 +143,10 @@ pub async fn from_page(
                         target: Some(request.target),
                         reason: request.reason,
                     },
-                    other => other,
+                    ReleaseStep::Nothing(why) => {
+                        ReleaseStep::Nothing(format!("Nothing was done: {error}. {why}"))
+                    }
+                    done @ ReleaseStep::Done(_) => done,
                 };
                 (error_status(&error), step)
             }
@@ -180,7 +183,8 @@ pub(super) fn error_status(error: &ReleaseError) -> StatusCode {
 #[derive(Serialize, ToSchema)]
 #[schema(as = ReleaseOffer)]
 pub(in crate::http) struct OfferJson {
-    /// The id of the offer. It is valid for a minute, for this visitor, once.
+    /// The id of the offer. It is valid for a minute, for this visitor, and for one release: a repeated request has its
+    /// outcome.
     seen: String,
     #[serde(serialize_with = "crate::clock::as_wall")]
     valid_until: SteadyMillis,
