@@ -126,7 +126,10 @@
       regions.delete(id);
       const element = byId(id);
       if (!element) continue;
+      // What the reader has chosen stays, or nothing is chosen.
+      const chosen = element.options?.length > 0 ? element.value : null;
       morphChildren(element, parsed(html));
+      if (chosen !== null) element.value = chosen;
       changed.push(element);
     }
   }

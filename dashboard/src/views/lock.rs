@@ -5,7 +5,7 @@ use askama::filters::HtmlSafe;
 use redisson::Kind;
 
 use super::format::{self, AGELESS, Ago, Clock};
-use super::lock_parts::{Head, PastHolds, known, meaning, timeline, title};
+use super::lock_parts::{Head, PastHolds, is_releasable, known, meaning, timeline, title};
 use super::overview::services;
 use super::owner_name::OwnerName;
 use super::page::{Frame, MonitorHint, STALE_MS};
@@ -39,6 +39,8 @@ struct Verdict<'a> {
     ran_out: Option<RanOut>,
     read: Option<Ago>,
     stale: bool,
+    /// True if a forced release would have something to end.
+    releasable: bool,
     lease: Option<String>,
     sources: String,
 }
@@ -136,6 +138,7 @@ impl<'a> Verdict<'a> {
             }),
             ran_out: lock.and_then(|lock| RanOut::new(lock, until, now)),
             read: read_at.map(|at| Ago::new(at, now)),
+            releasable: is_releasable(page),
             stale: read_at.is_some_and(|at| now.millis_since(at) > STALE_MS),
             lease: lock.and_then(|lock| lock.lease_ms).map(format::lease),
             sources: lock
@@ -383,32 +386,49 @@ struct LockTemplate<'a> {
     start_trace: Option<String>,
 }
 
-/// The form for acknowledging problems. A stream does not update it, so that typed text is not lost.
+/// The forms for acknowledging problems. A stream updates their problems only, so that typed text is not lost. Without
+/// problems they are not shown.
 struct Acknowledge {
     action: String,
     undo: String,
-    open: Vec<ProblemKind>,
-    in_hand: Vec<ProblemKind>,
+    open: OpenProblems,
+    in_hand: AcknowledgedProblems,
 }
 
 impl Acknowledge {
     fn new(page: &LockPage) -> Option<Self> {
-        let problems = known(page).map(|lock| lock.problems.as_slice()).unwrap_or_default();
-        if !page.may_acknowledge || problems.is_empty() {
-            return None;
-        }
-        let (in_hand, open): (Vec<_>, Vec<_>) =
-            problems.iter().partition(|problem| problem.acknowledged.is_some());
-        let kinds = |problems: Vec<&ProblemView>| {
-            problems.into_iter().map(|problem| problem.problem).collect()
-        };
-        Some(Self {
+        page.may_acknowledge.then(|| Self {
             action: links::acknowledge(&page.id),
             undo: links::unacknowledge(&page.id),
-            open: kinds(open),
-            in_hand: kinds(in_hand),
+            open: OpenProblems { problems: problems_of(page, false) },
+            in_hand: AcknowledgedProblems { problems: problems_of(page, true) },
         })
     }
+}
+
+/// The choices of the form that acknowledges a problem.
+#[derive(Template)]
+#[template(path = "parts/open_problems.html")]
+struct OpenProblems {
+    problems: Vec<ProblemKind>,
+}
+
+impl HtmlSafe for OpenProblems {}
+
+/// The buttons that end an acknowledgement.
+#[derive(Template)]
+#[template(path = "parts/acknowledged_problems.html")]
+struct AcknowledgedProblems {
+    problems: Vec<ProblemKind>,
+}
+
+impl HtmlSafe for AcknowledgedProblems {}
+
+/// Returns the problems that are, or are not, acknowledged.
+fn problems_of(page: &LockPage, acknowledged: bool) -> Vec<ProblemKind> {
+    let problems = known(page).map(|lock| lock.problems.as_slice()).unwrap_or_default();
+    let wanted = problems.iter().filter(|it| it.acknowledged.is_some() == acknowledged);
+    wanted.map(|problem| problem.problem).collect()
 }
 
 /// Renders the page.
@@ -456,6 +476,11 @@ pub(super) fn regions(
     Ok(vec![
         ("lock-state", Verdict::new(page, now).render()?),
         ("lock-problems", Problems::new(page).render()?),
+        ("open-problems", OpenProblems { problems: problems_of(page, false) }.render()?),
+        (
+            "acknowledged-problems",
+            AcknowledgedProblems { problems: problems_of(page, true) }.render()?,
+        ),
         ("lock-pictures", Pictures::new(page, now).render()?),
         ("lock-holders", Holders::new(page).render()?),
         ("lock-waiters", Waiters::new(page).render()?),

@@ -51,9 +51,10 @@ pub(super) struct Head<'a> {
     name: RawKey,
     /// The address of the bundle of everything known about the lock.
     bundle: String,
-    /// The address of a forced release, if the visitor may release the lock.
+    /// The address of a forced release, if the visitor may release the lock. The link is shown while there is something
+    /// to release.
     release: Option<String>,
-    /// The reason why a lock with a problem cannot be released here.
+    /// The reason why the lock cannot be released here, which is shown while it has a problem.
     why_not: Option<Prose<'static>>,
 }
 
@@ -61,16 +62,15 @@ impl HtmlSafe for Head<'_> {}
 
 impl<'a> Head<'a> {
     pub(super) fn new(page: &'a LockPage) -> Self {
-        let releasable = page.then.is_none() && is_releasable(page);
-        let in_trouble = known(page).is_some_and(|lock| !lock.problems.is_empty());
+        let is_now = page.then.is_none();
         Self {
             page,
             name: RawKey::new("Name", page.id.name.as_bytes()),
             bundle: links::lock_bundle(&page.id, page.then.as_ref().map(|then| then.at)),
-            release: (releasable && page.release == ReleaseAccess::Allowed)
+            release: (is_now && page.release == ReleaseAccess::Allowed)
                 .then(|| links::release(&page.id)),
             why_not: match page.release {
-                _ if !releasable || !in_trouble => None,
+                _ if !is_now => None,
                 ReleaseAccess::Allowed => None,
                 ReleaseAccess::Off => Some("this dashboard runs without `--allow-release`".into()),
                 ReleaseAccess::Forbidden => Some("you do not have the right `release`".into()),
@@ -149,7 +149,7 @@ pub(super) fn timeline(
 }
 
 /// Returns true if a forced release would have something to end.
-fn is_releasable(page: &LockPage) -> bool {
+pub(super) fn is_releasable(page: &LockPage) -> bool {
     known(page).is_some_and(|lock| lock.is_held() && !lock.is_unknown() || lock.queued)
 }
 

@@ -246,9 +246,16 @@ fn the_page_of_one_lock_follows_it() {
     let changed = then(&page).unwrap();
     assert_eq!(
         keys(&changed["regions"]),
-        ["lock-holders", "lock-pictures", "lock-problems", "lock-state"]
+        ["lock-holders", "lock-pictures", "lock-problems", "lock-state", "open-problems"]
     );
     assert_eq!(changed["regions"]["lock-holders"], "");
+    assert_eq!(changed["regions"]["open-problems"], "");
+    assert!(changed["regions"]["lock-state"].as_str().unwrap().contains("verdict free\""));
+    // The forms of an open page follow its problems, for any visitor.
+    page.subject = Subject::Known(Arc::new(stuck()));
+    let regions = &then(&page).unwrap()["regions"];
+    assert_eq!(regions["open-problems"], "<option value=\"stuck\">stuck</option>");
+    assert!(regions["lock-state"].as_str().unwrap().contains(" releasable\""));
 }
 
 #[test]
