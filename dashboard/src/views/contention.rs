@@ -3,12 +3,12 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::Chrome;
 use super::format::{self, Ago, rfc3339};
 use super::list_view::{Heading, ListView};
 use super::lock_link::LockLink;
 use super::picture::Histogram;
 use super::row::{HolderCell, held_since, only_suspected, row_id};
+use super::{Chrome, links};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, GroupTally, Tally};
 use crate::query::Listed as _;
@@ -120,8 +120,7 @@ impl ListView for ContentionRow {
 #[derive(Template)]
 #[template(path = "parts/contention_groups.html")]
 pub(super) struct Groups<'a> {
-    /// The groups, with their names on one line and nothing in them hidden.
-    groups: Vec<(String, &'a GroupTally, Hour<'a>)>,
+    groups: Vec<Group<'a>>,
     more: usize,
     left_out: u64,
     /// The beginning of the counts, as an instant of the wall clock and a time of day.
@@ -130,15 +129,27 @@ pub(super) struct Groups<'a> {
 
 impl HtmlSafe for Groups<'_> {}
 
+struct Group<'a> {
+    /// The deployment, if there are several.
+    place: Option<&'a str>,
+    /// The name on one line, with nothing in it hidden.
+    name: String,
+    /// The address of the list of its locks.
+    link: String,
+    hour: Hour<'a>,
+}
+
 impl<'a> Groups<'a> {
-    pub(super) fn new(contention: &'a Contention) -> Self {
-        let groups = contention.groups.iter().take(MAX_GROUPS);
+    /// Returns the groups. `several` is true if there are several deployments.
+    pub(super) fn new(contention: &'a Contention, several: bool) -> Self {
+        let group = |group: &'a GroupTally| Group {
+            place: several.then_some(&*group.deployment),
+            name: text::visible(group.lock_group.as_bytes()),
+            link: links::group(&group.lock_group),
+            hour: Hour::new(&group.tally),
+        };
         Self {
-            groups: groups
-                .map(|group| {
-                    (text::visible(group.lock_group.as_bytes()), group, Hour::new(&group.tally))
-                })
-                .collect(),
+            groups: contention.groups.iter().take(MAX_GROUPS).map(group).collect(),
             more: contention.groups.len().saturating_sub(MAX_GROUPS),
             left_out: contention.locks_left_out,
             from: (

@@ -126,12 +126,17 @@ pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Erro
         rows: rows.collect::<Result<_, _>>()?,
         foot: foot(page),
         hint: page.contention.is_some().then(|| MonitorHint::new(&page.chrome)),
-        groups: page.contention.as_deref().map(Groups::new),
+        groups: groups(page),
         cleared: T::CLEARED.then(|| Cleared::new(page)),
         json: api(&[("cursor", page.cursor.as_deref())]),
         csv: api(&[("format", Some("csv"))]),
     }
     .render()
+}
+
+fn groups<T: ListView>(page: &ListPage<T>) -> Option<Groups<'_>> {
+    let several = page.chrome.several_deployments;
+    page.contention.as_deref().map(|contention| Groups::new(contention, several))
 }
 
 /// Returns the document's title.
@@ -150,9 +155,9 @@ pub(super) fn regions<T: ListView>(
     if let Some(facets) = &page.facets {
         regions.push(("facets", FacetLinks::new(facets, &page.filter).render()?));
     }
-    if let Some(contention) = &page.contention {
+    if let Some(groups) = groups(page) {
         regions.push(("hint", MonitorHint::new(&page.chrome).render()?));
-        regions.push(("groups", Groups::new(contention).render()?));
+        regions.push(("groups", groups.render()?));
     }
     if T::CLEARED {
         let now = AGELESS;
