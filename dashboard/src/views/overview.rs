@@ -97,11 +97,17 @@ impl Figures {
     fn new(page: &OverviewPage) -> Self {
         let hour = page.contention.total();
         let summary = &page.summary;
-        let least = if summary.waiters_exact { "" } else { "≥ " };
+        // Before the first pass over all keys, there may be more of everything.
+        let is_first_pass = page.chrome.first_scan.is_some();
+        let known = |count: u64, exact: bool| match (count, exact) {
+            (0, _) if is_first_pass => "?".to_owned(),
+            (_, true) if !is_first_pass => format::count(count),
+            _ => format!("≥ {}", format::count(count)),
+        };
         Self {
-            held: format::count(page.chrome.counts.held as u64),
-            waiting: format!("{least}{}", format::count(summary.waiting)),
-            owners: format::count(summary.owners as u64),
+            held: known(page.chrome.counts.held as u64, true),
+            waiting: known(summary.waiting, summary.waiters_exact),
+            owners: known(summary.owners as u64, true),
             hosts: summary.hosts,
             acquisitions: format::count(hour.acquisitions),
             wait_p99: hour.wait_percentile(99).map(format::short_bound),

@@ -7,17 +7,18 @@ use super::fixtures::{
 use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Certainty, ClientView, LockEvent, LockView, ProblemKind, RedView, Source,
+    Certainty, ClientView, Counts, LockEvent, LockView, ProblemKind, RedView, Source,
 };
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::release::Outcome;
+use crate::sources::view::Progress;
 use crate::text;
 use crate::views::{
-    ErrorPage, EventRow, HistoryPage, ReleasePage, ReleaseStep, error_page, history_page,
-    incident_page, list_page, lock_page, overview_page, release_page,
+    ErrorPage, EventRow, HistoryPage, OverviewPage, ReleasePage, ReleaseStep, error_page,
+    history_page, incident_page, list_page, lock_page, overview_page, release_page,
 };
 
 /// Returns the class of the row that has this text.
@@ -243,4 +244,18 @@ fn the_page_of_a_missing_incident_says_so_and_where_to_go_on() {
         let page = at(address, status);
         assert!(!page.contains("no such incident") && !page.contains(problems), "{page}");
     }
+}
+
+#[test]
+fn until_the_first_pass_is_complete_the_overview_claims_no_totals() {
+    let mut page = overview(vec![leaked()]);
+    page.chrome.counts = Counts { held: 7, ..Counts::default() };
+    let held = |page: &OverviewPage, text: &str| {
+        overview_page(page).unwrap().contains(&format!("<a href=\"/\">{text}</a>"))
+    };
+    assert!(held(&page, "7"));
+    page.chrome.first_scan = Some(Progress { seen: 9, of: None });
+    assert!(held(&page, "≥ 7"));
+    page.chrome.counts = Counts::default();
+    assert!(held(&page, "?"), "an unreachable Redis is not an empty one");
 }
