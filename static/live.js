@@ -272,6 +272,8 @@
     const n = missed.size;
     const text = !paused ? "Pause" : n === 0 ? "Resume" : `Resume, ${n} missed`;
     setText(pause.querySelector(".label"), text);
+    // A narrow window shows only the sign.
+    pause.setAttribute("aria-label", text);
     body.classList.toggle("paused", paused);
   }
   function togglePause() {

@@ -118,6 +118,15 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", &json!({"features": features})).await
     }
 
+    /// Limits pages to the colours of the reader's system, as a theme of high contrast does.
+    ///
+    /// # Errors
+    /// Returns an error if the browser does not answer.
+    pub async fn force_colors(&self) -> Result<()> {
+        let features = json!([{"name": "forced-colors", "value": "active"}]);
+        self.devtools("Emulation.setEmulatedMedia", &json!({"features": features})).await
+    }
+
     /// Sets the time zone that pages see, such as `Asia/Kolkata`.
     ///
     /// # Errors

@@ -117,3 +117,87 @@ async fn the_fields_of_the_history_have_the_zone_that_the_page_shows() -> Result
     says(fields, ["-1h", "", "08:42"]).await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn a_first_problem_is_acknowledged_and_released_on_the_page_that_was_open_before()
+-> Result<()> {
+    let mut shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    browser.open(&shown.bench.dashboard.url("/lock?name=calm")).await?;
+    browser.run("window.mark = 'this page'").await?;
+    let seen = |what: &str| format!("document.querySelector('{what}').checkVisibility()");
+    let (link, form) = (seen(".lock-head .danger"), seen("#acknowledge form"));
+    let (choice, undo) = (seen("#open-problems"), seen("#acknowledged-problems button"));
+    assert_eq!(browser.run(&format!("return {link} || {form}")).await?, false, "nobody holds it");
+    ensure!(shown.java.lock("calm").await?, "taken");
+    until(&browser, &link).await;
+    assert_eq!(
+        browser.run(&format!("return {}", seen("#acknowledge"))).await?,
+        false,
+        "no problem"
+    );
+    shown.bench.direct.call("PERSIST calm").await?.ok()?;
+    until(&browser, &seen("#acknowledge")).await;
+    browser.run("document.querySelector('#acknowledge').open = true").await?;
+    until(
+        &browser,
+        &format!("{choice} && !document.querySelector('#acknowledged-problems button')"),
+    )
+    .await;
+    assert_eq!(
+        browser.run("return document.querySelector('#open-problems').value").await?,
+        "leaked"
+    );
+    browser
+        .run("document.querySelector('#acknowledge [name=reason]').value = 'a long import'")
+        .await?;
+    // Another problem joins it, and what the reader has chosen and typed stays.
+    shown.bench.direct.call("HSET calm progress 7").await?.ok()?;
+    until(&browser, "document.querySelectorAll('#open-problems option').length === 2").await;
+    let kept = "document.querySelector('#open-problems').value === 'leaked'
+        && document.querySelector('#acknowledge [name=reason]').value === 'a long import'";
+    until(&browser, kept).await;
+    assert_eq!(browser.run("return window.mark").await?, "this page");
+    browser.run("document.querySelector('#acknowledge form').requestSubmit()").await?;
+    let acknowledged = format!(
+        "window.mark === undefined && document.querySelector('#acknowledge') &&
+        (document.querySelector('#acknowledge').open = true) && {undo}"
+    );
+    until(&browser, &acknowledged).await;
+    browser.run("document.querySelector('#acknowledged-problems button').click()").await?;
+    until(
+        &browser,
+        "!document.querySelector('#acknowledged-problems button') &&
+        document.querySelectorAll('#open-problems option').length === 2",
+    )
+    .await;
+    // A choice whose problem ends never becomes another one.
+    browser
+        .run(
+            "document.querySelector('#acknowledge').open = true;
+        document.querySelector('#open-problems').value = 'malformed'",
+        )
+        .await?;
+    shown.bench.direct.call("HDEL calm progress").await?.ok()?;
+    until(&browser, "document.querySelectorAll('#open-problems option').length === 1").await;
+    assert_eq!(browser.run("return document.querySelector('#open-problems').value").await?, "");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_double_click_and_a_reload_show_that_the_release_worked() -> Result<()> {
+    let mut shown = Shown::new().await?;
+    ensure!(shown.java.lock("twice").await?, "taken");
+    shown.bench.listed("twice", |lock| lock["state"] == "held").await;
+    let browser = Browser::start().await?;
+    browser.open(&shown.bench.dashboard.url("/release?name=twice")).await?;
+    let send = "const form = document.querySelector('form.release');
+        form.reason.value = 'a test'; form.elements.name.value = 'twice';
+        const button = form.querySelector('button.danger'); button.click(); button.click()";
+    browser.run(send).await?;
+    let worked = "document.getElementById('outcome')?.innerText.startsWith('Released.')";
+    until(&browser, worked).await;
+    browser.run("window.mark = 'before'; location.reload()").await?;
+    until(&browser, &format!("window.mark === undefined && {worked}")).await;
+    Ok(())
+}

@@ -149,3 +149,50 @@ async fn between_a_phone_and_a_desk_names_have_room_and_nothing_sticks_out() -> 
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn the_head_of_a_page_has_one_line_at_a_desk_and_two_buttons_on_a_phone() -> Result<()> {
+    const TOKEN: &str = "9f2c4e7ab1d35860";
+    let shown = Shown::new().await?;
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), format!("{TOKEN},anna\n"))?;
+    let tokens = file.path().to_str().context("no UTF-8")?;
+    let flags = ["--auth-token-file", tokens, "--environment", "production-eu-west-1"];
+    let guarded = harness::Dashboard::start(&shown.bench.redis.url(), &flags).await?;
+    let browser = Browser::start().await?;
+    browser.show_as(DESK, false).await?;
+    browser.open(&guarded.url("/overview")).await?;
+    let log_in = format!(
+        "const form = document.querySelector('.login form');
+         form.token.value = '{TOKEN}'; form.requestSubmit()"
+    );
+    browser.run(&log_in).await?;
+    super::browsing::until(&browser, "document.querySelector('.visitor')").await;
+    let line = "document.querySelector('.top .wide').clientHeight < 60";
+    super::browsing::until(&browser, line).await;
+    browser.show_as(PHONE, false).await?;
+    let (label, name) =
+        ("document.querySelector('#pause .label')", "document.getElementById('pause').ariaLabel");
+    let hides = format!("!{label}.checkVisibility() && {name} === 'Pause'");
+    super::browsing::until(&browser, &hides).await;
+    // A paused page says so in words.
+    browser.press("p").await?;
+    let says = format!("{label}.checkVisibility() && {name} === {label}.innerText");
+    super::browsing::until(&browser, &says).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn with_forced_colours_the_current_page_and_the_signs_can_be_told() -> Result<()> {
+    let shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    browser.force_colors().await?;
+    browser.open(&shown.bench.dashboard.url("/")).await?;
+    let script = "const style = (what) => getComputedStyle(document.querySelector(what));
+        const [current, other] = [style('nav [aria-current]'), style('nav a:not([aria-current])')];
+        return matchMedia('(forced-colors: active)').matches
+            && current.borderBottomColor !== other.borderBottomColor
+            && style('#pause .mark').forcedColorAdjust === 'none'";
+    assert_eq!(browser.run(script).await?, true);
+    Ok(())
+}
