@@ -106,6 +106,8 @@ async fn it_ends_by_its_time_or_when_it_is_taken_back() {
     let undone = dashboard.submit("/unacknowledge?name=a", &[], "problem=malformed").await;
     assert_eq!(undone.status, 303);
     dashboard.lock_when("a", open).await;
+    let twice = dashboard.submit("/unacknowledge?name=a", &[], "problem=malformed").await;
+    assert_eq!(twice.status, 303, "a second click: {twice:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -297,7 +297,12 @@ pub async fn undo_from_page(
     let response = async {
         let caller = Caller::new(&page.app, &page.visitor, peer, params)?;
         let VerifiedForm(request) = form?;
-        let (id, _) = caller.unacknowledge(&request).await?;
+        let problem = problem_of(&request.problem)?;
+        // A second click finds that the first one has ended it.
+        let id = match is_acknowledged(caller.app, &caller.id, problem) {
+            Some(false) => caller.id,
+            _ => caller.unacknowledge(&request).await?.0,
+        };
         Ok(Redirect::to(&views::lock_link(&id)).into_response())
     };
     page.answered(response.await)
