@@ -58,8 +58,8 @@ local function queue_has_living_head(queue, deadlines)
   return tonumber(score) > time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Gives a key that the script has just created its lease. If the account may not do that, the lock would never end: it is removed, and
--- the error returned.
+-- Gives a key that the script has just created its lease. If the account may not do that, the lock would never end: it is
+-- removed, and the error returned.
 local function begin_lease(lock, lease)
   local begun = redis.pcall('PEXPIRE', lock, lease)
   if type(begun) == 'table' then

@@ -14,8 +14,8 @@ use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
 impl Ending {
-    /// Returns the end of a hold that this script did not find in Redis: a loss, unless the script was sent when the lease that
-    /// its owner knew was over, as after an outage.
+    /// Returns the end of a hold that this script did not find in Redis: a loss, unless the script was sent when the hold
+    /// was no longer valid anyway, as after an outage.
     pub(super) fn lost(&self, op: &Op, end: End) -> Option<End> {
         (op.sent < self.valid_until).then_some(end)
     }

@@ -67,8 +67,8 @@ pub(in crate::core) struct Ending {
     pub(in crate::core) end: End,
     /// The command that waits for the end.
     pub(in crate::core) reply_to: Option<ReplyTo>,
-    /// Before this instant, a repeated release that finds no field counts as the one that removed it. One that is sent later and
-    /// finds none proves no loss.
+    /// Before this instant, a repeated release that finds no field counts as the one that removed it. One that is sent
+    /// later and finds none proves no loss.
     pub(in crate::core) valid_until: Moment,
     /// The longest lease for which Redis may still keep it.
     pub(in crate::core) longest: Lease,

@@ -58,7 +58,8 @@ impl Operation for NodeOp {
             NodeVerb::Release { quorum, name, valid_until, .. } => {
                 let released = script::parse_release(reply)?;
                 core.note_message(name, reply);
-                // An earlier copy of it may have removed the hold; while it was valid nothing else can have. Later its lease is over.
+                // An earlier copy of it may have removed the hold; while it was valid nothing else can have. Later its lease is
+                // over.
                 let expected =
                     op.may_have_run && core.now < *valid_until || op.sent >= *valid_until;
                 core.on_node_released(node, *quorum, name, released, expected);
