@@ -110,14 +110,16 @@ impl RestoredLock {
         let at = self.expired_at()?;
         let lost = |hold: &&PastHold| hold.to <= at && !hold.ended.is_wanted();
         let holder = self.past.iter().rev().find(lost).map(|hold| hold.id.clone());
-        let (certainty, source) = match self.returned_late {
-            true => (Certainty::Certain, Source::Monitor),
-            false => (Certainty::Suspected, Source::Poll),
+        let (certainty, source, what) = match self.returned_late {
+            true => (
+                Certainty::Certain,
+                Source::Monitor,
+                "tried to renew or release it after it was gone",
+            ),
+            false => (Certainty::Suspected, Source::Poll, "had renewed it, then its lease expired"),
         };
         let who = holder.as_ref().map_or_else(|| "its holder".to_owned(), HolderField::to_string);
-        let evidence = format!(
-            "{who} had renewed it, then its lease expired; an earlier run of this dashboard observed that"
-        );
+        let evidence = format!("{who} {what}; an earlier run of this dashboard observed that");
         Some(Expired { at: now.back_to(at), holder, certainty, source, evidence })
     }
 }
