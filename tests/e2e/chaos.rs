@@ -8,7 +8,7 @@ async fn chaos(arguments: &[&str]) -> Result<(bool, String)> {
     let folder = tempfile::tempdir()?;
     let agent = programs::path("lockscope-agent")?;
     let program = folder.path().join("chaos");
-    std::fs::copy(programs::path("chaos")?, &program)?;
+    programs::copy("chaos", &program)?;
     let mut command = process::command(&program);
     // The run uses the programs that have been built.
     command.env("LOCKSCOPE_TEST_PROGRAMS", agent.with_file_name(""));

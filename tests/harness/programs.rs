@@ -21,6 +21,20 @@ pub fn path(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Copies one of the workspace's programs to `place`.
+///
+/// Another process writes the copy: a file that is open for writing cannot be run, and a child that another test starts at that
+/// moment would have the open file, too.
+///
+/// # Errors
+/// Returns an error if the program cannot be built or copied.
+pub fn copy(name: &str, place: &Path) -> Result<()> {
+    let status =
+        Command::new("cp").arg(path(name)?).arg(place).status().context("cannot run cp")?;
+    ensure!(status.success(), "{} cannot be copied: {status}", place.display());
+    Ok(())
+}
+
 /// Returns the path of the demo program, which also serves as worker. Cargo builds it together with the tests.
 ///
 /// # Errors

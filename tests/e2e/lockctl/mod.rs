@@ -73,7 +73,7 @@ impl Desk {
             return Ok(None);
         }
         let lockctl = self.path("lockctl");
-        std::fs::copy(programs::path("lockctl")?, &lockctl)?;
+        programs::copy("lockctl", &lockctl)?;
         for folder in [self.bench.agent.folder(), self.folder.path()] {
             std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))?;
         }
