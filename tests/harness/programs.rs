@@ -60,7 +60,22 @@ fn build() -> Result<PathBuf> {
     let folder = beside_us()?;
     let profile = folder.file_name().and_then(|name| name.to_str()).context("no profile")?;
     let target = folder.parent().context("no target folder")?;
-    // The cargo that runs us, if there is one; otherwise the workspace's.
+    let output = cargo()
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+        .args(["build", "--quiet", "--workspace", "--bins"])
+        .args(["--profile", if profile == "debug" { "dev" } else { profile }])
+        .arg("--target-dir")
+        .arg(target)
+        .output()
+        .context("cannot run cargo")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the programs cannot be built:\n{errors}");
+    Ok(folder)
+}
+
+/// Returns a command of the cargo that runs us or, if none does, of the workspace's.
+#[must_use]
+pub fn cargo() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     // With cargo's variables about the current package, build scripts would run again at each change between callers.
@@ -74,15 +89,5 @@ fn build() -> Result<PathBuf> {
             command.env_remove(name);
         }
     }
-    let output = command
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
-        .args(["build", "--quiet", "--workspace", "--bins"])
-        .args(["--profile", if profile == "debug" { "dev" } else { profile }])
-        .arg("--target-dir")
-        .arg(target)
-        .output()
-        .context("cannot run cargo")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the programs cannot be built:\n{errors}");
-    Ok(folder)
+    command
 }

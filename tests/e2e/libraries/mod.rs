@@ -11,9 +11,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use futures_util::future::try_join_all;
-use harness::process;
+use harness::{process, programs};
 
 use self::stage::Stage;
 use crate::clients::libraries::{go, installed};
@@ -114,11 +114,13 @@ fn rust_driver() -> Result<Command> {
     Ok(process::command(built.as_ref().map_err(|error| anyhow!("{error}"))?))
 }
 
+/// Builds the driver in the target folder in which `make test` has built it together with the library's own tests.
 fn build_rust_driver() -> Result<PathBuf> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rust-library");
-    let mut build = Command::new(env!("CARGO"));
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let target = temporary.parent().context("no target folder")?;
+    let mut build = programs::cargo();
     build.current_dir(folder("rust")).args(["build", "--locked", "--quiet", "--example"]);
-    build.arg("conformance").arg("--target-dir").arg(&target);
+    build.arg("conformance").arg("--target-dir").arg(target);
     let output = build.output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "the driver in Rust cannot be built:\n{errors}");
