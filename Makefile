@@ -11,6 +11,9 @@ VERSIONS ?= $(if $(ALL),$(REDISSON),$(lastword $(REDISSON)))
 BED := tests/redisson
 # Programs inherit ignored signals, which a job in the background of a script has. The tests need the defaults.
 CARGO_TEST := env --default-signal=HUP,INT,QUIT $(CARGO) test --locked --workspace
+# Tests add features to dependencies. One command for the programs and the tests compiles each of these once.
+BUILD_FOR_TESTS := $(CARGO) build --locked --workspace --bins
+BUILT_FOR_TESTS = LOCKSCOPE_TEST_PROGRAMS="$$(realpath "$${CARGO_TARGET_DIR:-target}")/debug"
 
 # The client library for Rust is a separate workspace.
 rust_client = $(CARGO) $(1) --locked --manifest-path clients/rust/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
@@ -45,12 +48,11 @@ screenshots: toolchain ## The pictures of the documentation, from a demo of two 
 	@tests/install-missing cc redis-server chromium chromedriver
 	$(call built_demo,--screenshots docs/images)
 
-# Most tests wait for other processes most of the time. The end-to-end tests run the programs: if these cannot be built, this is
-# reported once and not by each test.
+# Most tests wait for other processes most of the time.
 test: toolchain deps ## Every test, with real servers, clients and a browser
-	$(CARGO) build --locked --workspace --bins
+	$(BUILD_FOR_TESTS) --tests
 	$(call rust_client,test)
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
+	$(BUILT_FOR_TESTS) RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
 
 soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired; prints its figures
 	@tests/install-missing cc redis-server promtool
@@ -97,10 +99,11 @@ bench: toolchain $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)
 # Each version is tested by itself, and together with one that is far from it in age: the first two with the last.
 interop: toolchain $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISSON)) $(lastword $(REDISSON))) ## The agent with the real Redisson; ALL=1: with four versions of it
 	@tests/install-missing cc redis-server
+	$(BUILD_FOR_TESTS) --test interop --features lockscope-tests/interop
 	for version in $(VERSIONS); do \
 	  other=$(lastword $(REDISSON)); [[ " $(wordlist 1,2,$(REDISSON)) " == *" $$version "* ]] || other=$(firstword $(REDISSON)); \
 	  echo "== Redisson $$version, and $$other"; \
-	  LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} \
+	  $(BUILT_FOR_TESTS) LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} \
 	    $(CARGO_TEST) --features lockscope-tests/interop --test interop -- $(ARGS); \
 	done
 

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 
-/// The variable that names a folder with the programs, so that nothing is built: for tests of the packages.
+/// The variable that names a folder with the programs, so that nothing is built: for `make`, and for tests of the packages.
 const FOLDER: &str = "LOCKSCOPE_TEST_PROGRAMS";
 
 /// Returns the path of one of the workspace's programs, by its name.
