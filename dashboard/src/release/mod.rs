@@ -14,7 +14,7 @@ use prometheus::{IntCounterVec, Registry};
 use redis::Value;
 use redisson::HolderId;
 use redisson::name::is_invisible;
-use redisson::script::{self, ForceReleaseOutcome, parse_force_release};
+use redisson::script::{self, ForceReleaseOutcome, parse_force_release, unannounced};
 use service_kit::redis::{CallError, Deployment, Link, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
@@ -375,6 +375,14 @@ impl Releases {
         self.announce(scope, offer, choice.holders(offer)).await;
         let at = now();
         let sent = route.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
+        if let Ok(reply) = &sent
+            && let Some(error) = unannounced(&read(reply))
+        {
+            tracing::warn!(
+                deployment = &*offer.id.deployment, db = offer.id.db, lock = %offer.id.name, error,
+                "Redis refuses the message about a release: waiters elsewhere notice it later"
+            );
+        }
         let outcome = outcome(sent);
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
             // A later end of the hold is not due to this request.
@@ -524,10 +532,11 @@ impl RateLimit {
     }
 }
 
-/// Parses a reply of these scripts, which is a list of integers.
+/// Parses a reply of these scripts, which is a list of integers, and perhaps the error of a message.
 fn read(reply: &Value) -> script::Value {
     match reply {
         Value::Int(n) => script::Value::Int(*n),
+        Value::BulkString(bytes) => script::Value::Bytes(bytes.clone()),
         Value::Array(items) => script::Value::Array(items.iter().map(read).collect()),
         _ => script::Value::Nil,
     }

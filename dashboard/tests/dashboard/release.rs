@@ -321,6 +321,20 @@ async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
     assert!(lock["events"].to_string().contains("the outcome is unknown"), "{lock:#}");
 }
 
+/// A user of Redis 7 has no channels unless it gets some.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_messages_redis_refuses_is_a_release() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &[]).await;
+    take(&mut redis, b"a", HOLDER, 600_000);
+    let seen = look(&dashboard, "a").await;
+    run::<String>(&mut redis, &["ACL", "SETUSER", "default", "-publish"]);
+    let answer = release(&dashboard, "a", &seen, "lock").await;
+    assert_eq!(outcome(&answer), (200, "released".to_owned()));
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "a"]), 0);
+}
+
 /// A browser drops the request of a first click when a second one follows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_is_recorded_although_its_visitor_has_disconnected() {

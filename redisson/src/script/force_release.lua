@@ -7,7 +7,7 @@
 --       for each expected holder: its id, count, marker prefix and agent's channel
 --       (empty: the client is not known),
 --       then for each waiter known to be dead: its id and deadline in epoch ms (empty: none)
--- Replies {1, waiters removed} released; {0, waiters removed} already free; {2} changed; {3} not a lock.
+-- Replies {1, waiters removed[, error of a message]} released; {0, the same} already free; {2} changed; {3} not a lock.
 local lock = KEYS[1]
 local fields = redis.pcall('HLEN', lock)
 if type(fields) == 'table' then
@@ -18,9 +18,7 @@ local first = 11 + unexpected + verbs
 local last = first + 4 * holders - 1
 
 local function publish(channel, message)
-  for i = 11 + unexpected, 10 + unexpected + verbs do
-    redis.call(ARGV[i], channel, message)
-  end
+  announce(11 + unexpected, 10 + unexpected + verbs, channel, message)
 end
 
 -- Returns the number of waiters removed, after notifying the next one, which listens on a channel of its own.
@@ -36,7 +34,7 @@ local function call_next_waiter()
 end
 
 if fields == 0 then
-  return {0, call_next_waiter()}
+  return {0, call_next_waiter(), publish_error}
 end
 local mode = redis.call('HGET', lock, 'mode')
 if (mode or '') ~= ARGV[5] or fields - (mode and 1 or 0) ~= unexpected + holders then
@@ -72,7 +70,7 @@ for i = first, last, 4 do
     redis.call('DEL', ARGV[i + 2] .. ':' .. n)
   end
   if ARGV[i + 3] ~= '' then
-    redis.call('PUBLISH', ARGV[i + 3], ARGV[i] .. ' ' .. lock)
+    say('PUBLISH', ARGV[i + 3], ARGV[i] .. ' ' .. lock)
   end
 end
-return {1, removed}
+return {1, removed, publish_error}

@@ -100,12 +100,12 @@ script!(/** Releases a write hold. */ RELEASE_WRITE, "release_write": "failed.lu
 script!(/** Releases a fair hold, or leaves the queue. */ RELEASE_FAIR, "release_fair": "failed.lua" "fair_queue.lua" "announce.lua" "release_fair.lua");
 script!(/** Hands a lock over between two holders of one client. */ HAND_OVER, "hand_over": "failed.lua" "fencing_token.lua" "hand_over.lua");
 script!(/** Hands a fair lock over between a holder and the next waiter of one client, or releases it. */ HAND_OVER_FAIR, "hand_over_fair": "failed.lua" "fair_queue.lua" "hand_over_fair.lua" "announce.lua" "release_fair.lua");
-script!(/** Releases a whole lock for an operator. */ FORCE_RELEASE, "force_release": "failed.lua" "fair_queue.lua" "force_release.lua");
-script!(/** Releases one plain or fair hold for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "failed.lua" "require_expected.lua" "announce.lua" "release.lua");
-script!(/** Releases one read hold for an operator. */ FORCE_RELEASE_READER, "force_release_reader": "failed.lua" "require_expected.lua" "reader_leases.lua" "announce.lua" "release_read.lua");
-script!(/** Releases one write hold for an operator. */ FORCE_RELEASE_WRITER, "force_release_writer": "failed.lua" "require_expected.lua" "reader_leases.lua" "announce.lua" "release_write.lua");
-script!(/** Removes a dead waiter from a fair queue for an operator. */ REMOVE_WAITER, "remove_place": "fair_queue.lua" "remove_waiter.lua");
-script!(/** Removes the waiters of a fair lock that will never come. */ PURGE_QUEUE, "purge_queue": "fair_queue.lua" "purge_queue.lua");
+script!(/** Releases a whole lock for an operator. */ FORCE_RELEASE, "force_release": "failed.lua" "fair_queue.lua" "announce.lua" "force_release.lua");
+script!(/** Releases one plain or fair hold for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "failed.lua" "announce.lua" "require_expected.lua" "release.lua");
+script!(/** Releases one read hold for an operator. */ FORCE_RELEASE_READER, "force_release_reader": "failed.lua" "announce.lua" "require_expected.lua" "reader_leases.lua" "release_read.lua");
+script!(/** Releases one write hold for an operator. */ FORCE_RELEASE_WRITER, "force_release_writer": "failed.lua" "announce.lua" "require_expected.lua" "reader_leases.lua" "release_write.lua");
+script!(/** Removes a dead waiter from a fair queue for an operator. */ REMOVE_WAITER, "remove_place": "fair_queue.lua" "announce.lua" "remove_waiter.lua");
+script!(/** Removes the waiters of a fair lock that will never come. */ PURGE_QUEUE, "purge_queue": "fair_queue.lua" "announce.lua" "purge_queue.lua");
 script!(/** Looks for an agent. */ AGENT_STATE, "agent_state": "agent_state.lua");
 script!(/** Looks for what an agent publishes about a holder. */ HOLDER_ENTRY, "holder_entry": "holder_entry.lua");
 script!(/** Describes a lock. */ SHOW, "show": "show.lua");

@@ -11,6 +11,6 @@ if removed == 0 then
   return {left == 0 and 0 or 2}
 end
 if left == 0 then
-  announce(4, ARGV[2], ARGV[3])
+  announce(4, #ARGV, ARGV[2], ARGV[3])
 end
 return {1, publish_error}

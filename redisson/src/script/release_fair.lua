@@ -13,7 +13,7 @@ if not companion_error() then
   leave_queue(holder, tonumber(ARGV[2]))
   local head = left == 0 and living_head(now_ms())
   if head then
-    announce(5, ARGV[3] .. head, ARGV[4])
+    announce(5, #ARGV, ARGV[3] .. head, ARGV[4])
   end
 end
 if removed == 1 then

@@ -18,6 +18,6 @@ for n = 1, math.min(tonumber(count) or 1, most) do
 end
 -- Under a write hold the lease is the writer's.
 if redis.call('HGET', lock, 'mode') == 'read' and expire_with_readers(lock, tagged, most) then
-  announce(5, ARGV[3], ARGV[4])
+  announce(5, #ARGV, ARGV[3], ARGV[4])
 end
 return {1, publish_error}

@@ -17,6 +17,6 @@ elseif has_mode == 1 then
   redis.call('HSET', lock, 'mode', 'read')
   expire_with_readers(lock, tagged, tonumber(ARGV[2]))
 end
-announce(6, ARGV[3], ARGV[4])
-announce(6, ARGV[3], ARGV[5])
+announce(6, #ARGV, ARGV[3], ARGV[4])
+announce(6, #ARGV, ARGV[3], ARGV[5])
 return {1, publish_error}

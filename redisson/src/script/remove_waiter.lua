@@ -2,7 +2,7 @@
 -- the lock is free. A waiter without a deadline is dead too: nothing else would ever remove it.
 -- KEYS: lock, fair queue, fair deadlines
 -- ARGV: waiter, its deadline in epoch ms (empty: none), prefix of the waiters' channels, publishing commands...
--- Replies {1} removed; {0} not in the queue; {2} another deadline, or one in the future; {3} not a queue.
+-- Replies {1[, error of the message]} removed; {0} not in the queue; {2} another deadline, or one in the future; {3} not a queue.
 if companion_error() then
   return {3}
 end
@@ -17,8 +17,6 @@ end
 leave_queue(waiter, 0)
 local head = redis.call('EXISTS', KEYS[1]) == 0 and living_head(now)
 if head then
-  for i = 4, #ARGV do
-    redis.call(ARGV[i], ARGV[3] .. head, '0')
-  end
+  announce(4, #ARGV, ARGV[3] .. head, '0')
 end
-return {1}
+return {1, publish_error}

@@ -271,11 +271,12 @@ pub fn parse_release(reply: &Value) -> Result<ReleaseOutcome, BadReply> {
     }
 }
 
-/// Returns the error with which Redis refused the message about a release that it carried out, from the release's reply.
+/// Returns the error with which Redis refused a message about what it carried out, from the reply to a script that
+/// releases or removes.
 #[must_use]
 pub fn unannounced(reply: &Value) -> Option<String> {
     match reply.array() {
-        Some([Value::Int(1), Value::Bytes(error)]) => {
+        Some([Value::Int(0 | 1), .., Value::Bytes(error)]) => {
             Some(String::from_utf8_lossy(error).into_owned())
         }
         _ => None,
@@ -322,14 +323,18 @@ pub fn parse_hand_over(reply: &Value) -> Result<HandOverOutcome, BadReply> {
 /// Returns an error for any other reply.
 pub fn parse_force_release(reply: &Value) -> Result<ForceReleaseOutcome, BadReply> {
     match reply.array() {
-        Some([Value::Int(1)] | [Value::Int(1), Value::Int(_) | Value::Bytes(_)]) => {
-            Ok(ForceReleaseOutcome::Released)
-        }
-        Some([Value::Int(0)] | [Value::Int(0), Value::Int(_)]) => Ok(ForceReleaseOutcome::Free),
+        Some([Value::Int(1), rest @ ..]) if is_addition(rest) => Ok(ForceReleaseOutcome::Released),
+        Some([Value::Int(0), rest @ ..]) if is_addition(rest) => Ok(ForceReleaseOutcome::Free),
         Some([Value::Int(2)]) => Ok(ForceReleaseOutcome::Changed),
         Some([Value::Int(3)]) => Ok(ForceReleaseOutcome::WrongType),
         _ => Err(bad(&FORCE_RELEASE, reply)),
     }
+}
+
+/// Returns whether these are the optional parts of a reply: a number of waiters, and the error of a message.
+fn is_addition(rest: &[Value]) -> bool {
+    matches!(rest, [] | [Value::Bytes(_)])
+        || matches!(rest, [Value::Int(0..)] | [Value::Int(0..), Value::Bytes(_)])
 }
 
 /// Parses the number of waiters that [`super::force_release`] or [`super::purge_queue`] removed; 0 if the keys are not
@@ -339,9 +344,10 @@ pub fn parse_force_release(reply: &Value) -> Result<ForceReleaseOutcome, BadRepl
 /// Returns an error for any other reply.
 pub fn parse_purged(reply: &Value) -> Result<u64, BadReply> {
     match reply.array() {
-        Some([Value::Int(0 | 1), Value::Int(removed)]) if *removed >= 0 => {
-            Ok(removed.unsigned_abs())
-        }
+        Some([Value::Int(0 | 1), rest @ ..]) if is_addition(rest) => match rest {
+            [Value::Int(removed), ..] => Ok(removed.unsigned_abs()),
+            _ => Err(bad(&PURGE_QUEUE, reply)),
+        },
         Some([Value::Int(2 | 3)]) => Ok(0),
         _ => Err(bad(&PURGE_QUEUE, reply)),
     }

@@ -16,4 +16,4 @@ local left = redis.call('PTTL', KEYS[1])
 if least and (left < least or left > greatest) then
   return {2}
 end
-redis.call('PUBLISH', forced_channel, ARGV[1] .. ' ' .. KEYS[1])
+say('PUBLISH', forced_channel, ARGV[1] .. ' ' .. KEYS[1])

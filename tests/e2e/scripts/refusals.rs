@@ -1,7 +1,10 @@
 //! A Redis that refuses commands temporarily: the script fails and is repeated, and no key is taken for one of another type.
 
 use anyhow::{Result, bail, ensure};
-use redisson::script::{Call, Publish, ReleaseOutcome, parse_release, unannounced};
+use redisson::script::{
+    Call, ForceReleaseOutcome, Publish, ReleaseOutcome, parse_force_release, parse_purged,
+    parse_release, unannounced,
+};
 
 use super::{Bench, lease, name, ours, script};
 
@@ -111,6 +114,44 @@ async fn a_release_whose_message_is_refused_is_a_release() -> Result<()> {
         ensure!(error.contains("channel"), "{name}: {reply:?}");
     }
     for lock in [&plain, &fair, &passed, &read, &write] {
+        assert_eq!(bench.show(lock).await?.key_type, "none", "{lock}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_forced_release_whose_messages_are_refused_is_a_release() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (publish, length) = (Publish::Plain, lease(30_000));
+    let [whole, part, fair] = ["whole", "part", "fair"].map(name);
+    for lock in [&whole, &part] {
+        bench.acquire(lock, ours(1), 30_000).await?;
+    }
+    for (holder, waits) in [(ours(1), false), (ours(2), true), (ours(3), true)] {
+        let call = script::acquire_fair(&fair, &holder, length, FAIR_WAIT, waits, &ours(1));
+        bench.call(&call).await?;
+    }
+    let shown = bench.show(&whole).await?;
+    let seen = script::ExpectedLock { hash: &shown.hash, ttl: script::ExpectedTtl::Any };
+    bench.client.call("DEL fair").await?.ok()?;
+    // Its deadline is over.
+    bench.client.call(&format!("ZADD redisson_lock_timeout:{{fair}} 1 {}", ours(2))).await?.ok()?;
+    bench.client.call("ACL SETUSER default resetchannels").await?.ok()?;
+    for call in [
+        script::force_release(&whole, seen, &[], publish),
+        script::force_release_holder(&part, seen, &shown.hash.holders[0], publish),
+        script::remove_waiter(&fair, &ours(2), Some(1), publish),
+    ] {
+        let name = call.script.name;
+        let reply = bench.call(&call).await?;
+        assert_eq!(parse_force_release(&reply)?, ForceReleaseOutcome::Released, "{name}");
+        let error = unannounced(&reply).unwrap_or_default();
+        ensure!(error.contains("channel"), "{name}: {reply:?}");
+    }
+    let reply = bench.call(&script::purge_queue(&fair, &[], publish)).await?;
+    assert_eq!(parse_purged(&reply)?, 0, "the waiter behind it lives");
+    ensure!(unannounced(&reply).unwrap_or_default().contains("channel"), "{reply:?}");
+    for lock in [&whole, &part] {
         assert_eq!(bench.show(lock).await?.key_type, "none", "{lock}");
     }
     Ok(())

@@ -48,6 +48,7 @@ impl Operation for Force {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let forced = script::parse_force_release(reply)?;
+        core.note_message(&self.name, reply);
         // A missing or different lock has no queue to purge.
         core.on_force_answered(self, op.may_have_run, forced, script::parse_purged(reply)?);
         Ok(())

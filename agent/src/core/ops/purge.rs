@@ -72,6 +72,7 @@ impl Operation for Purge {
 
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
         let waiters = script::parse_purged(reply)?;
+        core.note_message(&self.name, reply);
         if waiters > 0 {
             let (lock, agent) = (self.name.clone(), self.vanished);
             core.effects.log(LogLine::WaitersRemoved { lock, agent, waiters });

@@ -72,8 +72,9 @@ impl Operation for NodeOp {
                 let shown = script::parse_show(reply)?;
                 core.record_answer(*quorum, node, Answer::Shown(Box::new(shown)));
             }
-            NodeVerb::Force { quorum, .. } => {
+            NodeVerb::Force { quorum, name, .. } => {
                 let forced = script::parse_force_release(reply)?;
+                core.note_message(name, reply);
                 core.on_node_forced(node, *quorum, forced);
             }
             NodeVerb::Restore(hold) => {
