@@ -90,7 +90,7 @@ async fn between_passes_known_locks_are_seen_taken_again() {
         let fields = ["colour", "red", "size", "9"];
         run::<i64>(&mut redis, &[&["HSET", &format!("session:{i}")], &fields[..]].concat());
     }
-    take(&mut redis, b"orders:1", HOLDER, 30_000);
+    take(&mut redis, b"orders:1", HOLDER, 600_000);
     let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--scan-every", "1h"]).await;
     dashboard.listed_when("", &["orders:1"]).await;
     let sources = dashboard.json_when("/api/v1/sources", |s| s["first_scan"].is_null()).await;
@@ -99,7 +99,7 @@ async fn between_passes_known_locks_are_seen_taken_again() {
         release(&mut redis, "orders:1");
         dashboard.listed_when("", &[]).await;
         let other = thread(53);
-        take(&mut redis, b"orders:1", &other, 30_000);
+        take(&mut redis, b"orders:1", &other, 600_000);
         dashboard.lock_when("orders:1", |lock| lock["holders"][0]["id"] == other.as_str()).await;
     }
     // The release message of a lock that was never seen reveals its name.
