@@ -473,9 +473,9 @@ fn packages_are_configured_without_the_settings_that_an_administrator_deleted() 
     Ok(())
 }
 
-/// The combined package of earlier builds masked the units of both programs when it was removed.
+/// The removal of a package masks its units.
 #[test]
-fn a_mask_is_removed_from_units_that_the_package_did_not_install_before() -> Result<()> {
+fn an_installation_unmasks_the_units_of_its_package() -> Result<()> {
     for (package, unit) in [
         ("lockscope-agent", "lockscope-agent.socket"),
         ("lockscope-agent", "lockscope-agent.service"),

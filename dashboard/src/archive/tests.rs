@@ -440,7 +440,7 @@ async fn only_the_owner_can_read_the_files_of_the_history() {
     let folder = parent.path().join("open to all");
     DirBuilder::new().mode(0o755).create(&folder).unwrap();
     assert_eq!(modes(&folder).await, private);
-    // These are the files of an earlier version after a crash.
+    // These are the files after a crash, which others may read.
     let file = folder.join(FILE);
     let connection = schema::open(&file).unwrap();
     connection.execute("INSERT INTO span VALUES (1, 2)", []).unwrap();
