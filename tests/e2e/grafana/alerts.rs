@@ -9,6 +9,9 @@ use tokio::task::JoinSet;
 
 use super::{AGENT_RULES, DASHBOARD_RULES, rules, rules_in, text};
 
+/// The metric of lost locks.
+pub(super) const LOST: &str = "lockscope_agent_locks_lost_total";
+
 /// Returns the rules with every window and duration shortened, so that seconds suffice instead of minutes.
 pub(super) fn hurried(rules: &str) -> String {
     let mut out = String::new();
@@ -90,6 +93,16 @@ impl Watched {
         .await;
     }
 
+    /// Waits until Prometheus has scraped this group, so that the first event shows as an increase.
+    pub(super) async fn until_scraped(&self, metric: &str, group: &str) {
+        let query = format!("{metric}{{lock_group=\"{group}\"}}");
+        eventually("the group to be scraped", async || {
+            ensure!(!self.prometheus.query(&query).await?.is_empty(), "not yet");
+            Ok(())
+        })
+        .await;
+    }
+
     /// Returns the alerts that fire now.
     pub(super) async fn firing(&self) -> Result<BTreeSet<String>> {
         let firing = self.prometheus.firing().await?;
@@ -120,12 +133,7 @@ async fn a_lost_lock_alerts() -> Result<()> {
     let watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "orders:1").await?;
-    eventually("the group to be scraped", async || {
-        let seen = watched.prometheus.query("lockscope_agent_locks_lost_total").await?;
-        ensure!(!seen.is_empty(), "not yet");
-        Ok(())
-    })
-    .await;
+    watched.until_scraped(LOST, "orders:*").await;
     let mut direct = watched.redis.client().await?;
     direct.call("DEL orders:1").await?.ok()?;
     let labels = watched.fires("LockscopeLockLost").await;
@@ -145,9 +153,7 @@ async fn a_lock_lost_before_the_first_scrape_alerts() -> Result<()> {
     eventually("the agent to count the loss", async || {
         let lost = agent.metrics().await?;
         let lost = lost.0.lines().find(|line| {
-            line.starts_with("lockscope_agent_locks_lost_total")
-                && line.contains("missing")
-                && line.ends_with(" 1")
+            line.starts_with(LOST) && line.contains("missing") && line.ends_with(" 1")
         });
         ensure!(lost.is_some(), "not yet");
         Ok(())
@@ -193,12 +199,7 @@ async fn a_frozen_redis_alerts_before_and_after_locks_are_lost() -> Result<()> {
     let mut watched = Watched::with_lease("15s").await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "report:7").await?;
-    eventually("the group to be scraped", async || {
-        let seen = watched.prometheus.query("lockscope_agent_locks_lost_total").await?;
-        ensure!(!seen.is_empty(), "not yet");
-        Ok(())
-    })
-    .await;
+    watched.until_scraped(LOST, "report:*").await;
     watched.redis.process().freeze().await?;
     watched.has_fired("LockscopeJeopardy").await;
     watched.fires("LockscopeRenewalErrors").await;
@@ -327,12 +328,7 @@ async fn a_forced_release_alerts() -> Result<()> {
     let watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "orders:9").await?;
-    eventually("the group to be scraped", async || {
-        let seen = watched.prometheus.query("lockscope_agent_locks_lost_total").await?;
-        ensure!(!seen.is_empty(), "not yet");
-        Ok(())
-    })
-    .await;
+    watched.until_scraped(LOST, "orders:*").await;
     // The commands of the dashboard's script.
     let mut direct = watched.redis.client().await?;
     let holder = direct.call("HGETALL orders:9").await?.ok()?.items()?[0].text();

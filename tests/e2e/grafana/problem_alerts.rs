@@ -3,17 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Foreign, PATIENCE, eventually, within};
 
-use super::alerts::{Watched, lock};
-
-/// Waits until Prometheus has scraped this group, so that the first event shows as an increase.
-async fn until_scraped(watched: &Watched, metric: &str, group: &str) {
-    let query = format!("{metric}{{lock_group=\"{group}\"}}");
-    eventually("the group to be scraped", async || {
-        ensure!(!watched.prometheus.query(&query).await?.is_empty(), "not yet");
-        Ok(())
-    })
-    .await;
-}
+use super::alerts::{LOST, Watched, lock};
 
 const DETECTED: &str = "lockscope_dashboard_problems_detected_total";
 
@@ -29,7 +19,7 @@ async fn late_and_nearly_missed_renewals_alert() -> Result<()> {
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "report:1").await?;
     let mut direct = watched.redis.client().await?;
-    until_scraped(&watched, DETECTED, "report:*").await;
+    watched.until_scraped(DETECTED, "report:*").await;
     eventually("a renewal, by which the dashboard knows the lease", async || {
         let seen = watched.dashboard.json("/api/v1/lock?name=report:1").await?;
         ensure!(seen["renewed"] == true, "{seen}");
@@ -120,12 +110,12 @@ async fn problems_found_by_dashboards_alert() -> Result<()> {
         Ok(())
     })
     .await;
-    until_scraped(&watched, DETECTED, "settlement:*").await;
+    watched.until_scraped(DETECTED, "settlement:*").await;
 
     // A lock with a hold count that no client writes.
     let mut odd = Foreign::connect(&watched.redis).await?;
     assert!(odd.lock("odd:1").await?);
-    until_scraped(&watched, DETECTED, "odd:*").await;
+    watched.until_scraped(DETECTED, "odd:*").await;
     direct.call(&format!("HSET odd:1 {} 0", odd.holder)).await?.ok()?;
 
     let deadlock = watched.fires("LockscopeDeadlock").await;
@@ -171,7 +161,7 @@ async fn leases_that_run_out_alert() -> Result<()> {
         }
         let seen = watched.dashboard.json("/api/v1/lock?name=batch:1").await?;
         ensure!(seen["state"] == "held", "{seen}");
-        until_scraped(&watched, ENDED, "batch:*").await;
+        watched.until_scraped(ENDED, "batch:*").await;
         service.unlock("batch:1").await?;
         eventually("it to be counted", async || {
             let now = ended("released").await?;
@@ -207,7 +197,7 @@ async fn a_stolen_lock_alerts() -> Result<()> {
     let watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "stolen:1").await?;
-    until_scraped(&watched, "lockscope_agent_locks_lost_total", "stolen:*").await;
+    watched.until_scraped(LOST, "stolen:*").await;
     let mut direct = watched.redis.client().await?;
     let thief = "redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], ARGV[1], '1')
         return redis.call('PEXPIRE', KEYS[1], '600000')";
