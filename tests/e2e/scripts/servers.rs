@@ -127,10 +127,14 @@ fn record(server: &RedisServer, version: &str, of: &str, lines: &[String]) -> Re
     Ok(std::fs::write(folder.join(format!("{version}-{of}.txt")), text)?)
 }
 
+/// Returns the version, of Valkey with its name.
 async fn version(client: &mut Client) -> Result<String> {
     let info = client.call("INFO server").await?.text();
-    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
-    Ok(version.context("no version in INFO")?.to_owned())
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
+    match field("valkey_version:") {
+        Some(version) => Ok(format!("valkey-{version}")),
+        None => Ok(field("redis_version:").context("no version in INFO")?.to_owned()),
+    }
 }
 
 /// The events of [`traffic`] on the master.
