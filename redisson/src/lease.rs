@@ -90,6 +90,14 @@ impl Lease {
             .then(|| Self(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(0))))
     }
 
+    /// Returns the shortest lease that keeps a hold valid for `validity` ([`Self::valid_until`]), limited to [`Self::MAX`];
+    /// `None` if it would be shorter than [`Self::MIN`].
+    #[must_use]
+    pub fn for_validity(validity: Duration) -> Option<Self> {
+        let exact = validity.saturating_add(Duration::from_millis(2)).min(Self::MAX) * 100 / 99;
+        Self::new((exact + Duration::from_millis(1)).min(Self::MAX))
+    }
+
     /// Returns the length of the lease.
     #[must_use]
     pub fn duration(self) -> Duration {
@@ -166,6 +174,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_lease_for_a_validity_covers_it_and_little_more(ms in 0_u64..400 * 24 * 3_600_000, micros in 0_u64..1000) {
+            let validity = Duration::from_millis(ms) + Duration::from_micros(micros);
+            let Some(lease) = Lease::for_validity(validity) else {
+                prop_assert!(validity < Lease::MIN);
+                return Ok(());
+            };
+            let valid = lease.valid_until(Moment::default()).since(Moment::default());
+            prop_assert!(valid >= validity || lease.duration() == Lease::MAX);
+            prop_assert!(valid <= validity + Duration::from_millis(1));
+        }
+
         #[test]
         fn the_instants_of_a_lease_are_in_order(
             ms in 100_u64..10_000_000, sent in 0_u64..u64::MAX / 2, margin in 0_u64..100_000, jitter: u64,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use redisson::Moment;
+use redisson::{Lease, Moment};
 
 use super::LeaseTable;
 use super::hold::LeaseMode;
@@ -77,23 +77,21 @@ impl LeaseTable {
         let lease = self.lease;
         let hold = self.holds.get_mut(renewal.number)?;
         let parts = hold.node_leases.as_mut()?;
-        let watched = hold.mode == LeaseMode::Renewed;
         let part = &mut parts.0[node];
         part.renewing = false;
         part.renew_at = lease.renew_at(sent, jitter).max(now);
         if let Some(end) = end {
             let forced = part.forced_claim.is_some();
             part.forced |= forced;
-            parts.gone(node, now, watched && !forced && end == End::Missing);
+            parts.gone(node, now, !forced && end == End::Missing);
         } else {
-            part.failures = 0;
             part.forced_claim = part.forced_claim.filter(|at| *at > sent);
             if part.forced_claim.is_some() {
                 part.renew_at = now;
             }
-            if watched && !form.fixed {
-                parts.confirm(node, sent, lease.valid_until(sent));
-            }
+            let renewed = hold.mode == LeaseMode::Renewed && !form.fixed;
+            let until = if renewed { lease.valid_until(sent) } else { part.valid_until };
+            parts.confirm(node, sent, until);
             // It may have overtaken a change of the count, or be too old to restore another part.
             if hold.count != form.count || parts.is_stale(sent) {
                 parts.0[node].renew_at = now;
@@ -102,54 +100,58 @@ impl LeaseTable {
         Some(NodeRenewed { group: Arc::clone(&hold.group), valid_until: hold.valid_until })
     }
 
-    /// Takes the nodes on which a hold can be restored, and counts their renewals as begun.
+    /// Takes the nodes on which a hold can be restored, and counts their renewals as begun. Also returns the lease to restore
+    /// it with: what is left of a fixed one.
     pub(in crate::core) fn begin_restore(
         &mut self,
         number: Number,
         majority: usize,
         now: Moment,
-    ) -> Option<Vec<usize>> {
-        let (lease, margin) = (self.lease, self.margin);
+    ) -> Option<(Vec<usize>, Lease)> {
+        let (watched, margin) = (self.lease, self.margin);
         let hold = self.holds.get_mut(number)?;
-        let idle = hold.mode != LeaseMode::Renewed || hold.lapsing;
-        if idle || now >= lease.lost_at(hold.valid_until, margin) {
+        if hold.lapsing || now >= watched.lost_at(hold.valid_until, margin) {
             return None;
         }
+        let lease = match hold.mode {
+            LeaseMode::Renewed => watched,
+            LeaseMode::Fixed => Lease::for_validity(hold.valid_until.since(now))?,
+        };
         let parts = hold.node_leases.as_mut()?;
         let nodes = parts.to_restore(majority);
         for node in &nodes {
             parts.0[*node].renewing = true;
             parts.ask(*node);
         }
-        Some(nodes)
+        Some((nodes, lease))
     }
 
-    /// Applies a node's answer to a restoration. Returns whether the node has its part.
+    /// Applies a node's answer to a restoration: the node keeps its part until then, or refuses it. Returns whether it has its
+    /// part.
     pub(in crate::core) fn on_node_restored(
         &mut self,
         number: Number,
         node: usize,
         sent: Moment,
-        granted: bool,
+        until: Option<Moment>,
         now: Moment,
         jitter: u64,
     ) -> Option<bool> {
         let lease = self.lease;
         let hold = self.holds.get_mut(number)?;
-        let (count, watched) = (hold.count, hold.mode == LeaseMode::Renewed);
+        let count = hold.count;
         let parts = hold.node_leases.as_mut()?;
         let part = &mut parts.0[node];
         part.renewing = false;
         part.missing = None;
         part.renew_at = lease.renew_at(sent, jitter).max(now);
-        let restored = granted && watched;
-        if restored {
-            parts.confirm(node, sent, lease.valid_until(sent));
+        if let Some(until) = until {
+            parts.confirm(node, sent, until);
             if count > 1 {
                 parts.0[node].renew_at = now;
             }
         }
-        Some(restored)
+        Some(until.is_some())
     }
 
     /// Counts a failed renewal or restoration on a node. Returns the number of consecutive failures, and whether the

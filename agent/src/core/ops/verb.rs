@@ -271,8 +271,8 @@ pub(in crate::core) enum NodeVerb {
         name: LockName,
         shown: Box<LockDetails>,
     },
-    /// Restores a hold where it is missing and nobody else holds the lock.
-    Restore(Renewal),
+    /// Restores a hold, with this lease, where it is missing and nobody else holds the lock.
+    Restore(Renewal, Lease),
 }
 
 /// All verbs.

@@ -28,8 +28,8 @@ impl Operation for NodeOp {
             NodeVerb::Update { update, .. } => update.call(core),
             NodeVerb::Release { name, number, .. } => release_call(core, name, Kind::Red, *number),
             NodeVerb::Renew(form, holds) => renewal_call(core, *form, holds),
-            NodeVerb::Restore(Renewal { name, number, .. }) => {
-                script::acquire(name, &core.numbers.field(Kind::Red, *number), core.settings.lease)
+            NodeVerb::Restore(Renewal { name, number, .. }, lease) => {
+                script::acquire(name, &core.numbers.field(Kind::Red, *number), *lease)
             }
             NodeVerb::Show { name, .. } => script::show(name),
             NodeVerb::Force { name, shown, .. } => {
@@ -77,9 +77,9 @@ impl Operation for NodeOp {
                 core.note_message(name, reply);
                 core.on_node_forced(node, *quorum, forced);
             }
-            NodeVerb::Restore(hold) => {
+            NodeVerb::Restore(hold, lease) => {
                 let acquired = script::parse_acquire(reply)?;
-                core.on_node_restored(node, op.sent, hold, &acquired);
+                core.on_node_restored(node, lease.valid_until(op.sent), op.sent, hold, &acquired);
             }
         }
         Ok(())
@@ -139,7 +139,7 @@ impl Operation for NodeOp {
                 core.take_op(id);
                 core.on_node_renewal_failed(node, holds, pause);
             }
-            NodeVerb::Restore(hold) => {
+            NodeVerb::Restore(hold, _) => {
                 core.take_op(id);
                 core.on_node_renewal_failed(node, std::slice::from_ref(hold), pause);
             }
@@ -164,7 +164,7 @@ impl Operation for NodeOp {
             NodeVerb::Acquire { attempt, .. } => attempt.each_number(visit),
             NodeVerb::Update { update, .. } => update.each_number(visit),
             NodeVerb::Release { number, .. } => visit(*number),
-            NodeVerb::Restore(hold) => visit(hold.number),
+            NodeVerb::Restore(hold, _) => visit(hold.number),
             NodeVerb::Renew(..) | NodeVerb::Show { .. } | NodeVerb::Force { .. } => {}
         }
     }
@@ -190,7 +190,7 @@ impl Operation for NodeOp {
         match &self.verb {
             NodeVerb::Acquire { attempt, .. } => attempt.trace_parent(core),
             NodeVerb::Update { update, .. } => update.trace_parent(core),
-            NodeVerb::Restore(hold) => core.hold_parent(hold.number),
+            NodeVerb::Restore(hold, _) => core.hold_parent(hold.number),
             NodeVerb::Renew(..)
             | NodeVerb::Release { .. }
             | NodeVerb::Show { .. }

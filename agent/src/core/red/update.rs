@@ -133,19 +133,20 @@ impl Core {
     /// meanwhile.
     fn restore_on_nodes(&mut self, renewal: &Renewal) {
         let majority = self.majority();
-        let nodes = self.leases.begin_restore(renewal.number, majority, self.now);
-        let Some(nodes) = nodes else { return };
+        let restore = self.leases.begin_restore(renewal.number, majority, self.now);
+        let Some((nodes, lease)) = restore else { return };
         for node in nodes {
-            let verb = NodeVerb::Restore(renewal.clone());
+            let verb = NodeVerb::Restore(renewal.clone(), lease);
             self.send(Verb::Node(NodeOp { node, verb }), std::time::Duration::ZERO);
         }
         self.reassess(renewal.number, None);
     }
 
-    /// Handles a node's answer to a restoration.
+    /// Handles a node's answer to a restoration, which keeps the hold there until `until`.
     pub(super) fn on_node_restored(
         &mut self,
         node: usize,
+        until: Moment,
         sent: Moment,
         renewal: &Renewal,
         acquired: &AcquireOutcome,
@@ -159,7 +160,8 @@ impl Core {
             }
             return;
         }
-        let restored = self.leases.on_node_restored(number, node, sent, granted, now, jitter);
+        let until = granted.then_some(until);
+        let restored = self.leases.on_node_restored(number, node, sent, until, now, jitter);
         let Some(restored) = restored else { return };
         if restored {
             let red = self.settings.red.as_ref();

@@ -162,13 +162,11 @@ fn a_lock_without_a_majority_replies_with_the_servers_names_and_is_undone() {
 fn null_is_sent_only_after_a_minority_vote_is_released() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
-    // The first session has a bare majority, and its lease is not renewed.
-    world.kill(2, false);
-    world.command(0, a, red_lock("x", NOW, Lease::new(ms(20_000))));
+    // The first session has a bare majority until it is renewed.
+    world.command(0, a, red_lock("x", NOW, None));
     pass(&mut world, 60);
     assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
-    world.start(2);
-    pass(&mut world, 100);
+    world.delete(2, "x");
     // On the third server the undo is slow.
     world.servers[2].slow = 20_000;
     world.command(1, b, red_lock("x", NOW, None));
@@ -400,6 +398,28 @@ fn a_server_that_lost_its_data_gets_the_hold_again_from_the_majority() {
     pass(&mut world, 10);
     assert_eq!(short_replies(&mut world, 0, a), ["held 1", "0"]);
     assert_eq!(world.standing("x"), 0);
+}
+
+#[test]
+fn a_server_that_lost_its_data_gets_the_rest_of_a_fixed_lease_again() {
+    let mut world = three(2);
+    let (a, b) = (world.open(0), world.open(1));
+    world.command(0, a, red_lock("x", NOW, Lease::new(ms(300_000))));
+    pass(&mut world, 10);
+    // One server after the other forgets its vote: without the restored ones a majority would grant the lock again.
+    for node in 0..3 {
+        world.kill(node, true);
+        world.start(node);
+        pass(&mut world, 12_000);
+        assert_eq!(world.standing("x"), 3, "server {node} has the hold again");
+        world.command(1, b, red_lock("x", NOW, None));
+        pass(&mut world, 100);
+        assert_eq!(short_replies(&mut world, 1, b), ["null"]);
+    }
+    pass(&mut world, 250_000);
+    assert_eq!(world.standing("x"), 3);
+    pass(&mut world, 20_000);
+    assert_eq!(world.standing("x"), 0, "the lease ends when it would have");
 }
 
 #[test]
