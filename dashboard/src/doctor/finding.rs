@@ -27,6 +27,7 @@ pub(super) enum FindingId {
     DeadWaiter,
     Orphan,
     Evicts,
+    MemoryFull,
     UnsupportedVersion,
     AccountCommands,
     AccountKeys,

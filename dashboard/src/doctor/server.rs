@@ -149,6 +149,10 @@ impl ServerState {
             let next = "Run `redis-cli CONFIG SET maxmemory-policy noeviction`, or give locks a Redis of their own: docs/runbooks/redis-evicts.md.";
             add(FindingId::Evicts, Severity::Problem, evidence, next);
         }
+        if let Some(evidence) = self.full_memory() {
+            let next = "Raise `maxmemory`, or delete what fills the memory: `redis-cli --bigkeys` finds it.";
+            add(FindingId::MemoryFull, Severity::Problem, evidence, next);
+        }
         self.persistence(&mut add);
         self.replication(&mut add);
         if let Some(evidence) = self.other_databases(dbs) {
@@ -169,6 +173,19 @@ impl ServerState {
             bytes(limit),
             bytes(used),
             amount(evicted, "key", "keys")
+        ))
+    }
+
+    fn full_memory(&self) -> Option<String> {
+        if self.field("maxmemory_policy") != Some("noeviction") {
+            return None;
+        }
+        let limit = self.number("maxmemory").filter(|limit| *limit > 0)?;
+        let used = self.number("used_memory").filter(|used| *used > limit)?;
+        Some(format!(
+            "{} are in use, more than maxmemory ({}): the server refuses new locks (OOM). Locks that are held are renewed and released.",
+            bytes(used),
+            bytes(limit)
         ))
     }
 
@@ -345,6 +362,18 @@ mod tests {
             "{found:?}"
         );
         assert_eq!(ids("maxmemory_policy:allkeys-lru\r\n", &[]), []);
+    }
+
+    #[test]
+    fn a_full_memory_is_a_problem_where_nothing_is_evicted() {
+        let full = "maxmemory:1048576\r\nused_memory:2097152\r\n";
+        let found = findings(full, &[]);
+        assert_eq!((found[0].0, found[0].1), (FindingId::MemoryFull, Severity::Problem));
+        assert!(found[0].2.contains("2 MiB are in use, more than maxmemory (1 MiB)"), "{found:?}");
+        assert_eq!(ids("maxmemory:1048576\r\nused_memory:1048576\r\n", &[]), []);
+        assert_eq!(ids("used_memory:1048576\r\n", &[]), [], "without a limit");
+        let evicts = format!("{full}maxmemory_policy:allkeys-lru\r\n");
+        assert_eq!(ids(&evicts, &[]), [FindingId::Evicts]);
     }
 
     #[test]

@@ -39,6 +39,29 @@ async fn a_lock_is_found_followed_and_remembered() {
     dashboard.stop().await;
 }
 
+/// A server whose memory is full queues no command of a transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_of_a_full_server_are_found_and_followed() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = Dashboard::start(&server.url()).await;
+    take(&mut redis, b"before", HOLDER, 30_000);
+    take(&mut redis, b"other", HOLDER, 600_000);
+    dashboard.listed_when("", &["before", "other"]).await;
+    run::<()>(&mut redis, &["CONFIG", "SET", "maxmemory", "1"]);
+    run::<()>(&mut redis, &["PEXPIRE", "before", "600000"]);
+    dashboard.lock_when("before", |lock| lock["ttl_ms"].as_u64() > Some(30_000)).await;
+    let later = Dashboard::start(&server.url()).await;
+    later.listed_when("", &["before", "other"]).await;
+    let lock = later.lock_when("before", |lock| lock["state"] == "held").await;
+    assert_eq!(lock["holders"][0]["id"], HOLDER);
+    run::<()>(&mut redis, &["DEL", "before"]);
+    run::<()>(&mut redis, &["PUBLISH", "redisson_lock__channel:{before}", "0"]);
+    dashboard.listed_when("", &["other"]).await;
+    dashboard.stop().await;
+    later.stop().await;
+}
+
 /// An agent publishes the release of a write lock twice, so that no thread of Redisson misses it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_is_published_twice_is_one() {

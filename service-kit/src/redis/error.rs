@@ -40,6 +40,13 @@ impl ServerError {
         CODES.contains(&self.code.as_str())
     }
 
+    /// Returns `true` if the server's memory is full. It then refuses writes that need memory, and queues no command of a
+    /// transaction, not even one that only reads.
+    #[must_use]
+    pub fn is_oom(&self) -> bool {
+        self.code == "OOM"
+    }
+
     /// Returns `true` if a replica rejected a write.
     #[must_use]
     pub fn is_read_only(&self) -> bool {

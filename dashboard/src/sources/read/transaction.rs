@@ -37,6 +37,8 @@ pub(super) struct Job {
     companions: Option<CompanionRead>,
     /// True if the companions are not read because their slot is moving, so that they may be on another node.
     slot_moving: bool,
+    /// True if one MULTI/EXEC reads it. A server whose memory is full queues no commands.
+    atomic: bool,
 }
 
 impl Job {
@@ -45,7 +47,15 @@ impl Job {
         let companions =
             facts.may_read_companions().then(|| CompanionRead::new(known, facts.clock()));
         let fields = known.fields.clone();
-        Self { name, fields, unexpected: Vec::new(), name_count, companions, slot_moving: false }
+        Self {
+            name,
+            fields,
+            unexpected: Vec::new(),
+            name_count,
+            companions,
+            slot_moving: false,
+            atomic: true,
+        }
     }
 
     /// Returns a job for an absent key that has a queue or deadlines, or readers that may have left markers.
@@ -76,27 +86,24 @@ impl Job {
     }
 
     /// Returns the commands of one transaction: the number of fields, the time to live, their names, the values of known
-    /// fields, and the companions. Also the number of commands that concern the lock itself, including MULTI.
+    /// fields, and the companions. Also the number of commands that concern the lock itself, including MULTI. Without a
+    /// transaction the values are read once more at the end: they show whether the lock changed meanwhile.
     fn commands(&self) -> (Vec<Cmd>, usize) {
-        let mut commands =
-            vec![cmd("MULTI"), command("HLEN", self.key()), command("PTTL", self.key())];
+        let mut commands = if self.atomic { vec![cmd("MULTI")] } else { Vec::new() };
+        commands.extend([command("HLEN", self.key()), command("PTTL", self.key())]);
         if self.name_count > 0 {
             let mut names = command("HRANDFIELD", self.key());
             names.arg(self.name_count);
             commands.push(names);
         }
-        if !self.fields.is_empty() {
-            let mut values = command("HMGET", self.key());
-            for field in &self.fields {
-                values.arg(field);
-            }
-            commands.push(values);
-        }
+        let values = (!self.fields.is_empty())
+            .then(|| command("HMGET", self.key()).arg(&self.fields).clone());
+        commands.extend(values.clone());
         let own = commands.len();
         if let Some(companions) = &self.companions {
             commands.extend(companions.commands(&self.name));
         }
-        commands.push(cmd("EXEC"));
+        commands.extend(if self.atomic { Some(cmd("EXEC")) } else { values });
         (commands, own)
     }
 }
@@ -132,6 +139,9 @@ pub(super) async fn transactions(
                     Outcome::Needs(need, _) => retries.push((job, need)),
                     Outcome::NeedsNoCompanions { slot_moving } => {
                         retries.push((Job { companions: None, slot_moving, ..job }, Need::Same));
+                    }
+                    Outcome::NeedsNoTransaction => {
+                        retries.push((Job { atomic: false, ..job }, Need::Same));
                     }
                     Outcome::Redirected(redirect) => {
                         findings.redirect(caller.facts(), job.request(), redirect);
@@ -240,6 +250,8 @@ enum Outcome {
     NeedsNoCompanions {
         slot_moving: bool,
     },
+    /// The server queues no commands, since its memory is full.
+    NeedsNoTransaction,
     /// Another node of the cluster has the lock.
     Redirected(Redirect),
 }
@@ -251,7 +263,10 @@ fn evaluated(
     mut block: Vec<Result<Value, ServerError>>,
     own: usize,
 ) -> Result<Outcome, ReadError> {
-    let exec = block.pop();
+    if job.atomic && block.iter().any(|reply| reply.as_ref().is_err_and(ServerError::is_oom)) {
+        return Ok(Outcome::NeedsNoTransaction);
+    }
+    let exec = if job.atomic { block.pop() } else { as_exec(job, &mut block, own) };
     if let Some(redirect) = block.iter().take(own).find_map(redirect_of) {
         return Ok(Outcome::Redirected(redirect));
     }
@@ -279,6 +294,22 @@ fn evaluated(
     }
 }
 
+/// Takes the results of a read without a transaction, in the form of EXEC's reply: null if the lock changed meanwhile, as for a
+/// transaction that was not run. An error that they contain is what remains of the block.
+fn as_exec(
+    job: &Job,
+    block: &mut Vec<Result<Value, ServerError>>,
+    own: usize,
+) -> Option<Result<Value, ServerError>> {
+    let unchanged = job.fields.is_empty()
+        || block.pop().is_some_and(|again| own.checked_sub(1).is_some_and(|i| block[i] == again));
+    if block.iter().any(Result::is_err) {
+        return None;
+    }
+    let results = std::mem::take(block).into_iter().flatten().collect();
+    Some(Ok(if unchanged { Value::Array(results) } else { Value::Nil }))
+}
+
 /// Evaluates the replies of a node that has the lock.
 fn outcome(
     job: &Job,
@@ -287,6 +318,10 @@ fn outcome(
 ) -> Result<Outcome, ReadError> {
     let results = match (refused, exec) {
         (_, Some(Ok(Value::Array(results)))) => results,
+        (None, Some(Ok(Value::Nil))) => {
+            let nothing = Reading::Absent { companions: Companions::default() };
+            return Ok(Outcome::Needs(Need::Same, nothing));
+        }
         // The refusal of a queued command is more precise than that of EXEC.
         (Some(error), _) | (None, Some(Err(error))) => {
             return match permitted(Err(error))? {
