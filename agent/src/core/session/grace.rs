@@ -247,6 +247,10 @@ impl Core {
         if let Some(session) = self.sessions.get_mut(&target) {
             session.take_reports().into_iter().for_each(|report| self.effects.report(report));
         }
+        // One listener per session: that of the old one stays.
+        if self.sessions.get(&target).is_some_and(|old| old.events_waiter.is_some()) {
+            self.wake_events(asker);
+        }
         let Some(others) = self.sessions.take_over(asker, target, given) else { return };
         let Some(session) = self.sessions.get(&asker) else { return };
         for number in session.holds.values() {

@@ -528,6 +528,29 @@ fn a_pending_events_command_survives_the_resumption_of_its_session() {
 }
 
 #[test]
+fn a_resumption_answers_the_events_command_of_the_session_that_it_replaces() {
+    let mut world = World::new();
+    let (a, own) = world.graced();
+    world.lock(a, "x");
+    let (of_a, of_b) = (world.open(), world.open());
+    let wait = Duration::from_secs(600);
+    let (session, secret) = own.clone();
+    world.command(of_a, Command::Events { session, secret, wait });
+    let b = world.open();
+    world.command(b, Command::Session { grace: None, push: None, deadlines: None });
+    let (session, secret) = ticket(&world.replies_of(b).remove(0));
+    world.command(of_b, Command::Events { session, secret, wait: wait / 2 });
+    world.close(a);
+    world.resume(b, &own);
+    assert_eq!(world.reply(of_b), "", "a session has one listener");
+    world.pass(wait / 2);
+    assert!(world.has_no_reply(of_a), "its own time is not over");
+    world.redis.clear();
+    world.pass(LEASE);
+    assert_eq!(world.reply(of_a), "lost x lock missing");
+}
+
+#[test]
 fn an_events_command_on_a_closed_connection_does_not_consume_events() {
     let mut world = World::new();
     let (a, ticket) = world.graced();
