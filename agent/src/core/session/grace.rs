@@ -224,13 +224,12 @@ impl Core {
 
     /// Handles the end of a RESUME's wait.
     pub(in crate::core) fn on_resume_due(&mut self, asker: ConnectionId) {
-        let Some(Resuming { reply_to, session, .. }) = self.sessions.take_resuming(asker) else {
+        let Some(Resuming { reply_to, session, .. }) = self.sessions.cancel_resuming(asker) else {
             return;
         };
         let Some(target) = self.sessions.connection_of(session) else {
             return self.refuse_resume(reply_to, "gone", gone());
         };
-        self.sessions.remove_asker(target, asker);
         let connected =
             self.sessions.get(&target).is_some_and(|session| session.away_since().is_none());
         if connected {

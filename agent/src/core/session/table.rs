@@ -102,6 +102,10 @@ impl SessionTable {
         self.all.get_mut(connection)
     }
 
+    fn grace_mut(&mut self, connection: ConnectionId) -> Option<&mut Grace> {
+        self.all.get_mut(&connection)?.grace.as_mut()
+    }
+
     /// Returns the connections under which sessions are stored, in no particular order.
     pub(in crate::core) fn connections(&self) -> impl Iterator<Item = ConnectionId> {
         self.all.keys().copied()
@@ -158,7 +162,7 @@ impl SessionTable {
     /// Removes a session that ends, with its grace and all of its deadlines.
     pub(super) fn remove(&mut self, connection: ConnectionId) -> Option<(Session, Option<Grace>)> {
         let grace = self.take_grace(connection);
-        self.take_resuming(connection);
+        self.cancel_resuming(connection);
         let session = self.all.remove(&connection)?;
         if self.taken_over.get(&session.id) == Some(&connection) {
             self.taken_over.remove(&session.id);
@@ -229,7 +233,7 @@ impl SessionTable {
     /// Queues a RESUME until the session of `target` is ready for it.
     pub(super) fn add_asker(&mut self, target: ConnectionId, resuming: Resuming) {
         let asker = resuming.reply_to.connection;
-        if let Some(grace) = self.all.get_mut(&target).and_then(|session| session.grace.as_mut()) {
+        if let Some(grace) = self.grace_mut(target) {
             grace.askers.push(asker);
         }
         if let Some(session) = self.all.get_mut(&asker) {
@@ -240,21 +244,25 @@ impl SessionTable {
 
     /// Takes the connections that wait to take a session over.
     pub(super) fn take_askers(&mut self, connection: ConnectionId) -> Vec<ConnectionId> {
-        let grace = self.all.get_mut(&connection).and_then(|session| session.grace.as_mut());
-        grace.map(|grace| std::mem::take(&mut grace.askers)).unwrap_or_default()
-    }
-
-    /// Removes a connection from those that wait to take a session over.
-    pub(super) fn remove_asker(&mut self, target: ConnectionId, asker: ConnectionId) {
-        if let Some(grace) = self.all.get_mut(&target).and_then(|session| session.grace.as_mut()) {
-            grace.askers.retain(|one| *one != asker);
-        }
+        self.grace_mut(connection)
+            .map(|grace| std::mem::take(&mut grace.askers))
+            .unwrap_or_default()
     }
 
     /// Takes a connection's pending RESUME, and its deadline.
     pub(super) fn take_resuming(&mut self, asker: ConnectionId) -> Option<Resuming> {
         let resuming = self.all.get_mut(&asker)?.resuming.take()?;
         self.timers.clear(resuming.until, SessionTimer::Resume(asker));
+        Some(resuming)
+    }
+
+    /// Takes a connection's pending RESUME, for which its session no longer wakes it.
+    pub(super) fn cancel_resuming(&mut self, asker: ConnectionId) -> Option<Resuming> {
+        let resuming = self.take_resuming(asker)?;
+        let target = self.connection_of(resuming.session);
+        if let Some(grace) = target.and_then(|target| self.grace_mut(target)) {
+            grace.askers.retain(|one| *one != asker);
+        }
         Some(resuming)
     }
 
@@ -342,8 +350,7 @@ impl SessionTable {
 
     /// Counts one hold of an earlier run as verified: the session may be ready for a RESUME.
     pub(in crate::core) fn on_verified(&mut self, connection: ConnectionId) {
-        let grace = self.all.get_mut(&connection).and_then(|session| session.grace.as_mut());
-        if let Some(grace) = grace {
+        if let Some(grace) = self.grace_mut(connection) {
             grace.unverified = grace.unverified.saturating_sub(1);
             self.askable.push_back(connection);
         }
@@ -434,5 +441,29 @@ impl SessionTable {
 
     pub(in crate::core) fn is_stopped(&self, connection: ConnectionId) -> bool {
         self.stopped.contains(&connection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_end_before_their_resume_is_answered_are_forgotten() {
+        let mut sessions = SessionTable::new(7);
+        let target = ConnectionId(0);
+        sessions.open(target, Peer::default(), [1; 16], Moment::default());
+        sessions.give_grace(target, Duration::from_secs(60));
+        let session = sessions.id_of(target);
+        for connection in (1..100).map(ConnectionId) {
+            sessions.open(connection, Peer::default(), [2; 16], Moment::default());
+            let reply_to = ReplyTo { connection, seq: 0, member: None };
+            let until = Moment::from_micros(1);
+            let resuming = Resuming { reply_to, session, secret: Vec::new(), until };
+            sessions.add_asker(target, resuming);
+            assert_eq!(sessions.grace_mut(target).unwrap().askers, [connection]);
+            assert!(sessions.remove(connection).is_some());
+        }
+        assert!(sessions.take_askers(target).is_empty() && sessions.next_deadline().is_none());
     }
 }
