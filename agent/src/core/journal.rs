@@ -101,9 +101,7 @@ impl Core {
         let session = self.sessions.get(&hold.owner.connection)?;
         session.grace.as_ref()?;
         if hold.untold {
-            let (number, lock, kind) = (hold.number, hold.name.clone(), hold.kind);
-            let after = Moment::default();
-            return Some(Record::Orphan(OrphanRecord { number, lock, kind, after }));
+            return Some(Record::orphan(hold.number, &hold.name, hold.kind, Moment::default()));
         }
         Some(Record::Hold(HoldRecord {
             session: session.id,
@@ -125,12 +123,12 @@ impl Core {
         if self.sessions.has_grace(waiter.owner.connection) {
             let (number, kind, name) = (waiter.number, waiter.kind, waiter.name.clone());
             self.journal.numbers.insert(number);
-            self.journal_trace(number, &name, kind, Moment::default());
+            self.journal_orphan(number, &name, kind, Moment::default());
         }
     }
 
     /// Records that a number no longer has an owner and may still be in Redis, if the journal has it.
-    pub(in crate::core) fn journal_trace(
+    pub(in crate::core) fn journal_orphan(
         &mut self,
         number: Number,
         name: &LockName,
@@ -138,8 +136,7 @@ impl Core {
         after: Moment,
     ) {
         if self.journal.numbers.contains(&number) {
-            let lock = name.clone();
-            self.journal_record(Record::Orphan(OrphanRecord { number, lock, kind, after }));
+            self.journal_record(Record::orphan(number, name, kind, after));
         }
     }
 
@@ -185,19 +182,16 @@ impl Core {
         for hold in known.iter().filter_map(|number| self.leases.get(*number)) {
             records.extend(self.hold_record(hold));
             if let Some(kept_back) = &hold.kept_back {
-                let (number, kind, lock) = (hold.number, hold.kind, hold.name.clone());
-                let after = kept_back.until;
-                records.push(Record::Orphan(OrphanRecord { number, lock, kind, after }));
+                let until = kept_back.until;
+                records.push(Record::orphan(hold.number, &hold.name, hold.kind, until));
             }
         }
-        let mut traces: Vec<_> =
-            self.ops.values().flat_map(|op| op.verb.operation().records()).collect();
-        traces.extend(self.locks.waiters(..).map(|(_, waiter)| {
-            let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
-            Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
-        }));
+        let in_scripts = self.ops.values().flat_map(|op| op.verb.operation().records());
+        let awaited = self.locks.waiters(..).map(|(_, waiter)| {
+            Record::orphan(waiter.number, &waiter.name, waiter.kind, Moment::default())
+        });
         let mut standing = HashSet::default();
-        for record in traces {
+        for record in in_scripts.chain(awaited) {
             let (Record::Orphan(OrphanRecord { number, .. })
             | Record::Hold(HoldRecord { number, .. })) = &record
             else {

@@ -28,6 +28,13 @@ pub enum Record {
     End { session: SessionId },
 }
 
+impl Record {
+    /// Returns the record of a number without an owner, which is not removed from Redis before `after`.
+    pub(crate) fn orphan(number: Number, lock: &LockName, kind: Kind, after: Moment) -> Self {
+        Self::Orphan(OrphanRecord { number, lock: lock.clone(), kind, after })
+    }
+}
+
 /// A session with grace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionRecord {

@@ -38,26 +38,20 @@ impl Core {
         let trace_parent = TraceParent::of(&hold.span);
         let nodes = hold.node_leases.as_ref().map_or_else(Vec::new, NodeLeases::asked);
         let Hold { name, kind, valid_until, longest, forced_claim, .. } = hold;
-        let claimed_forced = forced_claim.is_some();
-        // An owner that has not released the hold relies on it until its validity ends.
-        let after = match end {
-            End::Unconfirmed | End::Expired | End::Frozen => valid_until,
-            _ => Moment::default(),
-        };
-        self.journal_trace(number, &name, kind, after);
-        let reply_to = None;
-        Some(Ending {
+        let ending = Ending {
             name,
             kind,
             number,
             end,
-            reply_to,
+            reply_to: None,
             valid_until,
             longest,
             nodes,
             trace_parent,
-            claimed_forced,
-        })
+            claimed_forced: forced_claim.is_some(),
+        };
+        self.journal_orphan(number, &ending.name, kind, ending.relied_on_until());
+        Some(ending)
     }
 
     /// Ends a hold that is lost: notifies its owner, and releases it in Redis if Redis may still have it.

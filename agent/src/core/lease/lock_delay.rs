@@ -28,7 +28,7 @@ impl Core {
         self.leases.keep_back(number, kept_back, self.now);
         if let Some(hold) = self.leases.get(number) {
             let (name, kind) = (hold.name.clone(), hold.kind);
-            self.journal_trace(number, &name, kind, until);
+            self.journal_orphan(number, &name, kind, until);
         }
     }
 }

@@ -7,7 +7,7 @@ use redisson::{Family, HolderId, Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::Operation;
-use super::{FAIR_WAIT, Failure, Op, orphan, printable};
+use super::{FAIR_WAIT, Failure, Op, printable};
 use crate::core::ids::OpId;
 use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::ops::verb::{Attempt, Verb};
@@ -74,7 +74,7 @@ impl Operation for Attempt {
     }
 
     fn records(&self) -> Vec<Record> {
-        vec![orphan(self.number, &self.name, self.kind)]
+        vec![Record::orphan(self.number, &self.name, self.kind, Moment::default())]
     }
 }
 

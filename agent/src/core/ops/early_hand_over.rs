@@ -12,7 +12,7 @@ use redisson::{Kind, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
-use super::{Failure, NO_ANSWER, Op, orphan};
+use super::{Failure, NO_ANSWER, Op};
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::lock::grant::Terms;
 use crate::core::ops::verb::{Attempt, EarlyHandOver, Ending, Verb};
@@ -87,7 +87,9 @@ impl Operation for EarlyHandOver {
 
     fn records(&self) -> Vec<Record> {
         let Ending { name, kind, number, .. } = &self.from;
-        vec![orphan(*number, name, *kind), orphan(self.to, name, *kind)]
+        [*number, self.to]
+            .map(|number| Record::orphan(number, name, *kind, Moment::default()))
+            .into()
     }
 }
 

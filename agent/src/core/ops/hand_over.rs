@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use redisson::Kind;
 use redisson::script::{self, BadReply, Call, HandOverOutcome, Value};
+use redisson::{Kind, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
-use super::{FAIR_WAIT, Failure, Op, orphan};
+use super::{FAIR_WAIT, Failure, Op};
 use crate::core::ids::OpId;
 use crate::core::ops::verb::{Attempt, Ending, HandOver, Verb};
 use crate::core::{Core, Lane, Node, Report};
@@ -97,7 +97,8 @@ impl Operation for HandOver {
 
     fn records(&self) -> Vec<Record> {
         let Self { from, to } = self;
-        vec![orphan(from.number, &from.name, from.kind), orphan(to.number, &to.name, to.kind)]
+        let orphan = |number, kind| Record::orphan(number, &to.name, kind, Moment::default());
+        vec![orphan(from.number, from.kind), orphan(to.number, to.kind)]
     }
 }
 

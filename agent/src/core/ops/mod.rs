@@ -21,15 +21,14 @@ pub(in crate::core) mod verb;
 
 use std::time::Duration;
 
+use redisson::Moment;
 use redisson::script::Value;
-use redisson::{Kind, LockName, Moment};
 use service_kit::trace::{self, TraceParent};
 
 use crate::core::ids::OpId;
 use crate::core::ops::verb::Verb;
 use crate::core::{Core, Effect, Lane};
-use crate::journal::{OrphanRecord, Record};
-use crate::types::{Number, Refusal};
+use crate::types::Refusal;
 use in_flight::Retry;
 pub use in_flight::{Confirmed, Failure};
 pub(in crate::core) use in_flight::{InFlight, Op};
@@ -224,12 +223,6 @@ impl Core {
     pub(in crate::core) fn take_op(&mut self, id: OpId) -> Option<Op> {
         self.ops.take(id)
     }
-}
-
-/// Returns the record of a number that may be in Redis although nobody holds it.
-fn orphan(number: Number, name: &LockName, kind: Kind) -> Record {
-    let lock = name.clone();
-    Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
 }
 
 /// Returns a word of Redis or of a command, truncated and without control characters, for a sentence.

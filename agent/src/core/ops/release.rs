@@ -9,7 +9,7 @@ use super::{FAIR_WAIT, Op};
 use crate::core::ids::OpId;
 use crate::core::ops::verb::{Ending, Release};
 use crate::core::{Bounded, Core, LogLine, Report};
-use crate::journal::{OrphanRecord, Record};
+use crate::journal::Record;
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
@@ -18,6 +18,15 @@ impl Ending {
     /// was no longer valid anyway, as after an outage.
     pub(super) fn lost(&self, op: &Op, end: End) -> Option<End> {
         (op.sent < self.valid_until).then_some(end)
+    }
+
+    /// Returns the instant until which its owner may rely on the hold. If the owner has not released it, that is the end of
+    /// its validity.
+    pub(in crate::core) fn relied_on_until(&self) -> Moment {
+        match self.end {
+            End::Unconfirmed | End::Expired | End::Frozen => self.valid_until,
+            _ => Moment::default(),
+        }
     }
 
     /// Answers the command that waits for the end, since Redis does not confirm that the hold is gone.
@@ -89,11 +98,8 @@ impl Operation for Release {
     }
 
     fn records(&self) -> Vec<Record> {
-        let Ending { name, kind, number, end, valid_until, .. } = &self.0;
-        let lost = matches!(end, End::Unconfirmed | End::Expired | End::Frozen);
-        let after = if lost { *valid_until } else { Moment::default() };
-        let (lock, kind, number) = (name.clone(), *kind, *number);
-        vec![Record::Orphan(OrphanRecord { number, lock, kind, after })]
+        let ending @ Ending { name, kind, number, .. } = &self.0;
+        vec![Record::orphan(*number, name, *kind, ending.relied_on_until())]
     }
 }
 

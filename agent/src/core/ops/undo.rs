@@ -8,7 +8,7 @@ use super::release::release_call;
 use crate::core::ids::OpId;
 use crate::core::ops::verb::Undo;
 use crate::core::{Core, Report};
-use crate::journal::{OrphanRecord, Record};
+use crate::journal::Record;
 use crate::types::Number;
 
 impl Operation for Undo {
@@ -34,7 +34,6 @@ impl Operation for Undo {
     }
 
     fn records(&self) -> Vec<Record> {
-        let Self { after, name, kind, number } = self.clone();
-        vec![Record::Orphan(OrphanRecord { number, lock: name, kind, after })]
+        vec![Record::orphan(self.number, &self.name, self.kind, self.after)]
     }
 }
