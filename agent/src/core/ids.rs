@@ -37,6 +37,11 @@ pub(in crate::core) struct ReplyTo {
 }
 
 impl ReplyTo {
+    /// Returns that owner of its session.
+    pub(in crate::core) fn owner(self, owner: i64) -> Owner {
+        Owner { connection: self.connection, owner }
+    }
+
     /// Returns where the part for one member of an MLOCK or MUNLOCK belongs.
     pub(in crate::core) fn of_member(self, index: usize) -> Self {
         Self { member: Some(index), ..self }

@@ -7,9 +7,9 @@ use redisson::script::MissingMarkers;
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
-use crate::core::ids::{HoldIndex, OpId, Owner};
+use crate::core::ids::{HoldIndex, OpId, Owner, ReplyTo};
 use crate::core::lease::node_leases::NodeLeases;
-use crate::core::ops::verb::{HoldUpdate, RenewalForm};
+use crate::core::ops::verb::{Change, HoldUpdate, RenewalForm};
 use crate::core::session::event::Validity;
 use crate::core::session::reply::Grant;
 use crate::core::timer::Timers;
@@ -206,6 +206,20 @@ impl Hold {
             count: self.count,
             valid_until: self.valid_until,
             waited_ms,
+        }
+    }
+
+    /// Returns the update that changes it for this command. Its count stays.
+    pub(in crate::core) fn update_for(&self, reply_to: ReplyTo, change: Change) -> HoldUpdate {
+        HoldUpdate {
+            name: self.name.clone(),
+            kind: self.kind,
+            number: self.number,
+            change,
+            count: self.count,
+            owner: self.owner,
+            reply_to,
+            span: Span::none(),
         }
     }
 

@@ -7,7 +7,7 @@ use redisson::script::MAX_READ_COUNT;
 use redisson::{Family, Kind, LockName, keys};
 use tracing::Span;
 
-use crate::core::ids::{OpId, Owner, ReplyTo, WaiterId};
+use crate::core::ids::{OpId, ReplyTo, WaiterId};
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::verb::{Attempt, Change, HoldUpdate, Verb};
@@ -20,7 +20,7 @@ use crate::types::Number;
 
 impl Core {
     pub(in crate::core) fn lock(&mut self, reply_to: ReplyTo, request: LockRequest) {
-        let owner = Owner { connection: reply_to.connection, owner: request.owner };
+        let owner = reply_to.owner(request.owner);
         let span = self.acquire_span(owner, &request);
         if let Some(refusal) = self.refusal(reply_to, &request, 0) {
             return self.deny(reply_to, &request.name, request.kind, &span, refusal);
@@ -63,7 +63,7 @@ impl Core {
     }
 
     /// Refuses a LOCK, and counts it.
-    fn deny(
+    pub(super) fn deny(
         &mut self,
         reply_to: ReplyTo,
         name: &LockName,
@@ -122,7 +122,7 @@ impl Core {
         if let Some(refusal) = self.wrong_kind(reply_to, request) {
             return Some(refusal);
         }
-        let owner = Owner { connection: reply_to.connection, owner: request.owner };
+        let owner = reply_to.owner(request.owner);
         if self.hold_of(owner, &request.name, Side::of(request.kind)).is_some() {
             return None;
         }
@@ -142,7 +142,7 @@ impl Core {
     /// Refuses a kind that conflicts with the kind in which the name is in use.
     fn wrong_kind(&self, reply_to: ReplyTo, request: &LockRequest) -> Option<Frame> {
         let LockRequest { name, kind, .. } = request;
-        let owner = Owner { connection: reply_to.connection, owner: request.owner };
+        let owner = reply_to.owner(request.owner);
         let own = |side| self.hold_of(owner, name, side).and_then(|number| self.leases.get(number));
         if *kind == Kind::Write
             && request.wait != Wait::AtMost(Duration::ZERO)
@@ -185,17 +185,8 @@ impl Core {
         }
         // A watched hold stays watched: no lease of a re-entry is longer than that.
         let lease = request.lease.filter(|_| hold.mode == LeaseMode::Fixed);
-        let update = HoldUpdate {
-            name: request.name.clone(),
-            kind: hold.kind,
-            number,
-            count,
-            owner: hold.owner,
-            reply_to,
-            span,
-            change: Change::Reenter(lease),
-        };
-        self.update_hold(update);
+        let update = hold.update_for(reply_to, Change::Reenter(lease));
+        self.update_hold(HoldUpdate { count, span, ..update });
     }
 
     /// Returns whether its owner may re-enter a hold before Redis has the new count: its lease stays unchanged, it is

@@ -7,20 +7,19 @@
 //! earlier in byte order it then waits only briefly: MLOCKs that take turns would otherwise block one another forever,
 //! each with one lock.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::{LockName, Moment};
 use tracing::Span;
 
+use crate::core::Core;
 use crate::core::ids::{Owner, ReplyTo};
-use crate::core::lease::hold::{Hold, LeaseMode};
+use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::mlock_state::{Goal, Member, MultiLock};
-use crate::core::ops::verb::{Change, HoldUpdate};
+use crate::core::ops::verb::Change;
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::side::Side;
 use crate::core::units::millis;
-use crate::core::{Core, Report};
 use crate::protocol::command::{HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{End, Number};
@@ -36,7 +35,7 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 impl Core {
     pub(in crate::core) fn lock_all(&mut self, reply_to: ReplyTo, requests: Vec<LockRequest>) {
         let Some(first) = requests.first() else { return };
-        let owner = Owner { connection: reply_to.connection, owner: first.owner };
+        let owner = reply_to.owner(first.owner);
         let until = match first.wait {
             Wait::Forever => Moment::NEVER,
             Wait::AtMost(wait) => self.now + wait,
@@ -44,37 +43,28 @@ impl Core {
         // If no wait can grant a request, it is refused before anything is acquired.
         if let Some((index, refusal)) = self.refusal_of_any(reply_to, owner, &requests) {
             let LockRequest { name, kind, .. } = &requests[index];
-            let group = self.group_label(name);
-            self.effects.report(Report::Acquisition {
-                group: Arc::clone(&group),
-                kind: *kind,
-                outcome: "denied",
-            });
-            return self.answer(reply_to, refusal);
+            return self.deny(reply_to, name, *kind, &Span::none(), refusal);
         }
         let mut order: Vec<usize> = (0..requests.len()).collect();
         order.sort_by(|a, b| requests[*a].name.as_bytes().cmp(requests[*b].name.as_bytes()));
         let members = requests.iter().map(|_| Member::Wanted).collect();
-        let goal = Goal::Take;
-        let armed = Moment::NEVER;
-        let since = self.now;
         let multi = MultiLock {
             reply_to,
-            goal,
+            goal: Goal::Take,
             requests,
             members,
             order,
-            since,
+            since: self.now,
             until,
             leased: false,
-            armed,
+            armed: Moment::NEVER,
         };
-        self.begin(owner, multi);
+        self.sessions.begin_multi(owner, multi);
     }
 
     pub(in crate::core) fn unlock_all(&mut self, reply_to: ReplyTo, requests: &[HoldRequest]) {
         let Some(first) = requests.first() else { return };
-        let owner = Owner { connection: reply_to.connection, owner: first.owner };
+        let owner = reply_to.owner(first.owner);
         let refusal = requests.iter().find_map(|request| {
             let name = &request.name;
             self.wrong_session(reply_to, request.session.as_deref(), name).or_else(|| {
@@ -87,7 +77,7 @@ impl Core {
             return self.answer(reply_to, refusal);
         }
         let holds: Vec<_> =
-            requests.iter().map(|request| self.hold_for(reply_to, owner, request)).collect();
+            requests.iter().map(|request| self.hold_for(reply_to, request)).collect();
         let members = holds.iter().map(|hold| match hold {
             Ok(_) => Member::Leaving,
             Err(sentence) => Member::Left(Reply::Ready(Outgoing::Reply(sentence.clone()))),
@@ -103,7 +93,7 @@ impl Core {
             leased: false,
             armed: Moment::NEVER,
         };
-        self.begin(owner, multi);
+        self.sessions.begin_multi(owner, multi);
         for (index, hold) in holds.into_iter().enumerate() {
             if let Ok(number) = hold {
                 self.give_back(reply_to.of_member(index), number);
@@ -137,17 +127,9 @@ impl Core {
         (waits && self.would_deadlock(owner, name)).then(|| self.deadlock(name))
     }
 
-    fn begin(&mut self, owner: Owner, multi: MultiLock) {
-        self.sessions.begin_multi(owner, multi);
-    }
-
-    fn multi_mut(&mut self, owner: Owner) -> Option<&mut MultiLock> {
-        self.sessions.multi_mut(owner)
-    }
-
     /// Applies the reply to a LOCK, EXTEND or UNLOCK of one member. Its owner can then take the next step.
     pub(in crate::core) fn on_member_answered(&mut self, owner: Owner, index: usize, reply: Reply) {
-        let Some(multi) = self.multi_mut(owner) else { return };
+        let Some(multi) = self.sessions.multi_mut(owner) else { return };
         let Some(member) = multi.members.get_mut(index) else { return };
         let before = std::mem::replace(member, Member::Wanted);
         let (after, failure) = match (before, reply) {
@@ -177,7 +159,7 @@ impl Core {
         name: &LockName,
         end: End,
     ) -> bool {
-        let Some(multi) = self.multi_mut(owner) else { return false };
+        let Some(multi) = self.sessions.multi_mut(owner) else { return false };
         for member in &mut multi.members {
             let (Member::Taken(grant) | Member::Leasing(grant)) = member else { continue };
             if grant.number == number {
@@ -194,7 +176,7 @@ impl Core {
 
     /// Takes the next step of an MLOCK or MUNLOCK, if all its requests are answered.
     pub(in crate::core) fn go_on(&mut self, owner: Owner) {
-        let Some(multi) = self.multi_mut(owner) else { return };
+        let Some(multi) = self.sessions.multi_mut(owner) else { return };
         if multi.is_busy() {
             return;
         }
@@ -216,7 +198,7 @@ impl Core {
     fn ask(&mut self, owner: Owner, index: usize) {
         let (now, share) = (self.now, u32::try_from(self.numbers.jitter() % 25).unwrap_or(0));
         let limit = self.first_answer_limit();
-        let Some(multi) = self.multi_mut(owner) else { return };
+        let Some(multi) = self.sessions.multi_mut(owner) else { return };
         let mut request = multi.requests[index].clone();
         if request.wait != Wait::AtMost(Duration::ZERO) && multi.until != Moment::NEVER {
             // A wait may be shorter than the round trips to Redis for all members. Each may be free.
@@ -243,7 +225,7 @@ impl Core {
     /// Handles the end of the time that it may wait for one member while it holds others: it releases those and keeps
     /// its position.
     pub(in crate::core) fn on_patience_due(&mut self, owner: Owner) {
-        let Some(multi) = self.multi_mut(owner) else { return };
+        let Some(multi) = self.sessions.multi_mut(owner) else { return };
         multi.armed = Moment::NEVER;
         if matches!(multi.goal, Goal::Take) {
             self.give_back_taken(owner);
@@ -251,7 +233,7 @@ impl Core {
     }
 
     fn give_back_taken(&mut self, owner: Owner) {
-        let Some(multi) = self.multi_mut(owner) else { return };
+        let Some(multi) = self.sessions.multi_mut(owner) else { return };
         let reply_to = multi.reply_to;
         let taken: Vec<_> = multi.taken().map(|(index, grant)| (index, grant.number)).collect();
         for (index, _) in &taken {
@@ -266,7 +248,7 @@ impl Core {
     /// stay watched.
     fn lease_all(&mut self, owner: Owner) {
         self.sessions.set_patience(owner, Moment::NEVER);
-        let Some(multi) = self.multi_mut(owner) else { return };
+        let Some(multi) = self.sessions.multi_mut(owner) else { return };
         multi.leased = true;
         let (reply_to, lease) = (multi.reply_to, multi.requests[0].lease);
         // A single lock has just received its lease.
@@ -277,30 +259,15 @@ impl Core {
             _ => Vec::new(),
         };
         for (index, number) in taken {
-            let Some(Hold { name, kind, count, .. }) =
-                self.leases.get(number).filter(|hold| hold.mode == LeaseMode::Fixed)
-            else {
-                continue;
-            };
-            let (name, kind, count) = (name.clone(), *kind, *count);
-            let reply_to = reply_to.of_member(index);
-            if let Some(multi) = self.multi_mut(owner)
+            let hold = self.leases.get(number).filter(|hold| hold.mode == LeaseMode::Fixed);
+            let Some(hold) = hold else { continue };
+            let update = hold.update_for(reply_to.of_member(index), Change::Extend(lease));
+            if let Some(multi) = self.sessions.multi_mut(owner)
                 && let Member::Taken(grant) = &multi.members[index]
             {
                 multi.members[index] = Member::Leasing(grant.clone());
             }
-            let change = Change::Extend(lease);
-            let span = Span::none();
-            self.update_hold(HoldUpdate {
-                name,
-                kind,
-                number,
-                change,
-                count,
-                owner,
-                reply_to,
-                span,
-            });
+            self.update_hold(update);
         }
         self.sessions.push_step(owner);
     }
@@ -340,7 +307,7 @@ impl Core {
 
     /// Ends an MLOCK as if its time were over. Returns whether there was one.
     pub(in crate::core) fn cancel_multi(&mut self, owner: Owner) -> bool {
-        match self.multi_mut(owner) {
+        match self.sessions.multi_mut(owner) {
             Some(multi) if matches!(multi.goal, Goal::Take) => {
                 multi.goal = Goal::GiveUp(Frame::Null);
                 true

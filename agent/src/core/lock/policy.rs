@@ -1,6 +1,6 @@
 //! The policy: the LOCKs that it denies.
 
-use crate::core::ids::{Owner, ReplyTo};
+use crate::core::ids::ReplyTo;
 use crate::core::side::Side;
 use crate::core::{Core, Report};
 use crate::policy::Policy;
@@ -23,7 +23,7 @@ impl Core {
         if !self.locks.quota().is_limited() {
             return None;
         }
-        let owner = Owner { connection: reply_to.connection, owner: request.owner };
+        let owner = reply_to.owner(request.owner);
         let held = Side::BOTH.iter().any(|side| {
             let number = self.hold_of(owner, &request.name, *side);
             number.and_then(|n| self.leases.get(n)).is_some_and(|hold| hold.kind == request.kind)

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use redisson::{Family, Kind, Lease, LockName, Moment};
-use tracing::Span;
 
 use crate::core::ids::{OpId, Owner, ReplyTo};
 use crate::core::lease::hold::LeaseMode;
@@ -21,12 +20,10 @@ const STAND_BACK: (Duration, Duration) = (Duration::from_millis(5), Duration::fr
 
 impl Core {
     pub(in crate::core) fn unlock(&mut self, reply_to: ReplyTo, request: &HoldRequest) {
-        let owner = Owner { connection: reply_to.connection, owner: request.owner };
-        let number = match self.hold_for(reply_to, owner, request) {
-            Ok(number) => number,
-            Err(reply) => return self.answer(reply_to, reply),
-        };
-        self.give_back(reply_to, number);
+        match self.hold_for(reply_to, request) {
+            Ok(number) => self.give_back(reply_to, number),
+            Err(reply) => self.answer(reply_to, reply),
+        }
     }
 
     /// Releases one hold.
@@ -43,16 +40,7 @@ impl Core {
             self.journal_hold(number);
             return self.answer_with(reply_to, reply);
         }
-        let update = HoldUpdate {
-            name: hold.name.clone(),
-            kind: hold.kind,
-            number,
-            count: hold.count,
-            owner: hold.owner,
-            reply_to,
-            span: Span::none(),
-            change: Change::Partial,
-        };
+        let update = hold.update_for(reply_to, Change::Partial);
         self.update_hold(update);
     }
 
@@ -60,10 +48,9 @@ impl Core {
     pub(in crate::core) fn hold_for(
         &self,
         reply_to: ReplyTo,
-        owner: Owner,
         request: &HoldRequest,
     ) -> Result<Number, Frame> {
-        let name = &request.name;
+        let (owner, name) = (reply_to.owner(request.owner), &request.name);
         if let Some(refusal) = self.wrong_session(reply_to, request.session.as_deref(), name) {
             return Err(refusal);
         }

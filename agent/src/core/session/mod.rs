@@ -109,8 +109,7 @@ impl Core {
         let Some(session) = self.sessions.get(&reply_to.connection) else { return };
         let Some(pending) = session.pending(reply_to.seq) else { return };
         if let Some(index) = reply_to.member {
-            let owner = Owner { connection: reply_to.connection, owner: pending.owner };
-            return self.on_member_answered(owner, index, reply);
+            return self.on_member_answered(reply_to.owner(pending.owner), index, reply);
         }
         let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
         let (word, took) = (pending.word, self.now.since(pending.began));
