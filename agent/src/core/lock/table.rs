@@ -212,11 +212,18 @@ impl LockTable {
         if waiter.attempt.is_some() { Step::Nothing } else { Step::Attempt(*front) }
     }
 
+    /// Changes a name, if it is in use.
+    fn change<R>(
+        &mut self,
+        name: &LockName,
+        change: impl FnOnce(&mut LockState) -> R,
+    ) -> Option<R> {
+        self.locks.get_mut(name).map(|state| change(state))
+    }
+
     /// Records the front waiter's attempt or hand-over in flight.
     pub(in crate::core) fn begin_contest(&mut self, name: &LockName, op: OpId) {
-        if let Some(state) = self.locks.get_mut(name) {
-            state.contest = Contest::Attempting(op);
-        }
+        self.change(name, |state| state.contest = Contest::Attempting(op));
     }
 
     /// Puts the front waiter to sleep until that instant, or until a message.
@@ -239,88 +246,78 @@ impl LockTable {
 
     /// Handles the end of the front waiter's sleep. Returns whether it slept.
     pub(in crate::core) fn on_due(&mut self, name: &LockName) -> bool {
-        let Some(state) = self.locks.get_mut(name) else { return false };
-        state.armed = Moment::NEVER;
-        let asleep = matches!(state.contest, Contest::Asleep(_));
-        if asleep {
-            state.contest = Contest::Idle;
-        }
-        asleep
+        self.change(name, |state| state.armed = Moment::NEVER);
+        self.wake(name)
     }
 
     /// Leaves the lock to others until that instant. Returns whether the name is in use.
     pub(in crate::core) fn stand_back(&mut self, name: &LockName, until: Moment) -> bool {
-        let state = self.locks.get_mut(name);
-        state.map(|state| state.stand_back_until = until).is_some()
+        self.change(name, |state| state.stand_back_until = until).is_some()
     }
 
     /// Records that Redis answered an attempt.
     pub(in crate::core) fn on_answered(&mut self, name: &LockName) {
-        if let Some(state) = self.locks.get_mut(name) {
+        self.change(name, |state| {
             state.failures = 0;
             state.last_error = None;
-        }
+        });
     }
 
     /// Records that an attempt acquired the lock in Redis.
     pub(in crate::core) fn on_acquired(&mut self, name: &LockName, now: Moment) {
-        if let Some(state) = self.locks.get_mut(name) {
+        self.change(name, |state| {
             state.taken_at = now;
             state.handovers = 0;
             state.others = None;
-        }
+        });
     }
 
     /// Records the hand-over in flight whose successor already holds the lock.
     pub(in crate::core) fn begin_early(&mut self, name: &LockName, hand_over: OpId) {
-        if let Some(state) = self.locks.get_mut(name) {
-            state.early = Some(hand_over);
-        }
+        self.change(name, |state| state.early = Some(hand_over));
     }
 
     /// Records that it is over. Returns the local hold.
     pub(in crate::core) fn end_early(&mut self, name: &LockName) -> Option<Number> {
-        let state = self.locks.get_mut(name)?;
-        state.early = None;
-        state.hold
+        self.change(name, |state| {
+            state.early = None;
+            state.hold
+        })?
     }
 
     pub(in crate::core) fn count_hand_over(&mut self, name: &LockName) {
-        if let Some(state) = self.locks.get_mut(name) {
-            state.handovers += 1;
-        }
+        self.change(name, |state| state.handovers += 1);
     }
 
     /// Records the number of clients subscribed to the releases at a hand-over, if known.
     pub(in crate::core) fn on_handed_over(&mut self, name: &LockName, subscribers: Option<u64>) {
-        if let Some(state) = self.locks.get_mut(name) {
+        self.change(name, |state| {
             let ours = u64::from(state.listening.is_some());
             state.others = subscribers.map(|n| n > ours);
             state.last_error = None;
-        }
+        });
     }
 
     /// Records that a majority of the nodes reported another holder.
     pub(in crate::core) fn on_held_by_others(&mut self, name: &LockName) {
-        if let Some(state) = self.locks.get_mut(name) {
+        self.change(name, |state| {
             state.failures = 0;
             state.others = Some(true);
-        }
+        });
     }
 
     /// Sets the error of the latest attempt; `None` if it was answered.
     pub(in crate::core) fn set_last_error(&mut self, name: &LockName, last_error: Option<String>) {
-        if let Some(state) = self.locks.get_mut(name) {
-            state.last_error = last_error;
-        }
+        self.change(name, |state| state.last_error = last_error);
     }
 
     /// Counts a failed attempt. Returns the number of consecutive failures.
     pub(in crate::core) fn add_failure(&mut self, name: &LockName) -> u32 {
-        self.locks.get_mut(name).map_or(1, |state| {
+        let failures = self.change(name, |state| {
             state.failures = state.failures.saturating_add(1);
             state.failures
-        })
+        });
+        failures.unwrap_or(1)
     }
 
     /// Adds a hold to a name in use.
@@ -332,13 +329,13 @@ impl LockTable {
         uid: u32,
     ) {
         self.quota.add_hold(uid);
-        if let Some(state) = self.locks.get_mut(name) {
+        self.change(name, |state| {
             if kind == Kind::Read {
                 state.readers.insert(number);
             } else {
                 state.hold = Some(number);
             }
-        }
+        });
     }
 
     /// Adds a hold of an earlier run to a name in use.
@@ -351,26 +348,20 @@ impl LockTable {
         now: Moment,
     ) {
         self.add_hold(name, kind, number, uid);
-        if let Some(state) = self.locks.get_mut(name) {
-            state.taken_at = now;
-        }
+        self.change(name, |state| state.taken_at = now);
     }
 
     pub(in crate::core) fn remove_hold(&mut self, name: &LockName, number: Number, uid: u32) {
         self.quota.remove_hold(uid);
-        if let Some(state) = self.locks.get_mut(name) {
+        self.change(name, |state| {
             state.readers.remove(&number);
-            if state.hold == Some(number) {
-                state.hold = None;
-            }
-        }
+            state.hold.take_if(|hold| *hold == number);
+        });
     }
 
     /// Counts an op that will free a name in use for us.
     pub(in crate::core) fn begin_leaving(&mut self, name: &LockName, kind: Kind) {
-        if let Some(state) = self.locks.get_mut(name) {
-            *state.releases_in_flight_mut(kind) += 1;
-        }
+        self.change(name, |state| *state.releases_in_flight_mut(kind) += 1);
     }
 
     /// Counts the end of such an op. Returns whether it was the last one.
@@ -464,15 +455,12 @@ impl LockTable {
 
     /// Takes the latest release message. Returns whether it arrived at that instant or later.
     pub(in crate::core) fn take_message(&mut self, name: &LockName, since: Moment) -> bool {
-        let state = self.locks.get_mut(name);
-        state.and_then(|state| state.message_at.take()).is_some_and(|at| at >= since)
+        self.change(name, |state| state.message_at.take()).flatten().is_some_and(|at| at >= since)
     }
 
     /// Records that an attempt is sent to all nodes: earlier messages do not matter to it.
     pub(in crate::core) fn begin_node_attempts(&mut self, name: &LockName) {
-        if let Some(state) = self.locks.get_mut(name) {
-            state.node_subscriptions.begin();
-        }
+        self.change(name, |state| state.node_subscriptions.begin());
     }
 
     /// Adds nodes on which the lock is free. Returns whether it is free on a majority.

@@ -190,7 +190,8 @@ impl Core {
     fn abandon_attempt(&mut self, waiter: &Waiter, front: bool) {
         let Some(id) = waiter.attempt else {
             if front {
-                self.locks.cancel_sleep(&waiter.name);
+                // The next one tries at once.
+                self.locks.wake(&waiter.name);
             }
             return;
         };

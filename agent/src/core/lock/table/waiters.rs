@@ -196,15 +196,6 @@ impl LockTable {
         }
     }
 
-    /// Records that the front waiter left while it slept: the next one tries at once.
-    pub(in crate::core) fn cancel_sleep(&mut self, name: &LockName) {
-        if let Some(state) = self.locks.get_mut(name)
-            && matches!(state.contest, Contest::Asleep(_))
-        {
-            state.contest = Contest::Idle;
-        }
-    }
-
     /// Records that Redis reported other holders to a waiter.
     pub(in crate::core) fn on_refused(&mut self, id: WaiterId) -> Option<&Waiter> {
         let waiter = self.waiters.get_mut(&id)?;
