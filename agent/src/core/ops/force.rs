@@ -127,10 +127,12 @@ impl Core {
         if let Some(refusal) = refusal {
             return self.answer(reply_to, refusal);
         }
-        if self.family(&name) == Some(Family::Red) {
-            return self.look_red(reply_to, &name, holder, report);
+        let red = self.family(&name) == Some(Family::Red);
+        let look = Look { name, reply_to, holder, report };
+        if red {
+            return self.look_red(look);
         }
-        self.send(Verb::Look(Look { name, reply_to, holder, report }), WORTH);
+        self.send(Verb::Look(look), WORTH);
     }
 
     /// Continues a forced release with the lock's state.
@@ -142,7 +144,7 @@ impl Core {
             if shown.queue_length == 0 {
                 // A lock that is missing here may be a red lock elsewhere.
                 if self.settings.red.is_some() {
-                    return self.look_red(reply_to, name, holder.clone(), report);
+                    return self.look_red(look.clone());
                 }
                 return self.answer(reply_to, forced_frame(report, 0, 0));
             }
@@ -203,8 +205,7 @@ impl Core {
     }
 
     fn end_forced(&mut self, name: &LockName, id: &HolderId) {
-        let ours = id.client == self.numbers.client();
-        if ours && self.leases.get(id.thread).is_some_and(|hold| hold.name == *name) {
+        if self.own_hold(id).is_some_and(|hold| hold.name == *name) {
             self.lose(id.thread, End::Forced);
         }
     }

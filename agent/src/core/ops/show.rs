@@ -24,7 +24,7 @@ impl Operation for Show {
 
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
         let shown = script::parse_show(reply)?;
-        core.shown(self.reply_to, &self.name, shown);
+        core.shown(self, shown);
         Ok(())
     }
 
@@ -63,7 +63,7 @@ impl Core {
     /// Starts SHOW. The name may be a red lock of other agents; then the Redis of all other kinds has nothing.
     pub(in crate::core) fn show(&mut self, reply_to: ReplyTo, name: LockName) {
         if self.family(&name) == Some(Family::Red) {
-            return self.show_red(reply_to, &name);
+            return self.show_red(Show { name, reply_to });
         }
         if let Some(refusal) = self.slot_refusal(&name) {
             return self.answer(reply_to, refusal);
@@ -72,10 +72,11 @@ impl Core {
     }
 
     /// Handles the state of a lock that Redis reported.
-    fn shown(&mut self, reply_to: ReplyTo, name: &LockName, shown: LockDetails) {
+    fn shown(&mut self, show: &Show, shown: LockDetails) {
+        let Show { name, reply_to } = show.clone();
         if shown.key_type == "none" && shown.queue_length == 0 {
             return match &self.settings.red {
-                Some(_) => self.show_red(reply_to, name),
+                Some(_) => self.show_red(Show { name, reply_to }),
                 None => self.answer(reply_to, Frame::Null),
             };
         }
@@ -84,7 +85,7 @@ impl Core {
             .filter(|id| id.looks_like_agent() && id.client != self.numbers.client())
             .take(MAX_LOOKS)
             .collect();
-        let (name, shown) = (name.clone(), Box::new(shown));
+        let shown = Box::new(shown);
         self.look_at_holders(HolderLook { name, reply_to, shown, holders, found: Vec::new() });
     }
 

@@ -25,8 +25,7 @@ impl Core {
         let mut quorum = QuorumOp::new(QuorumRequest::Acquire(attempt.clone()), self.now, nodes);
         for (node, answer) in quorum.answers.iter_mut().enumerate() {
             if !asked.contains(&node) {
-                let said = "it has just left a question unanswered".to_owned();
-                *answer = Answer::Failed { said, may_have_run: false };
+                *answer = Answer::unchanged("it has just left a question unanswered");
             }
         }
         // The caller needs the id of the quorum operation before its outcome.
@@ -64,9 +63,9 @@ impl Core {
                 quorum.verdict(majority) == Verdict::Won || quorum.gone(majority).is_some()
             }
             QuorumRequest::Undo(_)
-            | QuorumRequest::Show(..)
-            | QuorumRequest::Look(..)
-            | QuorumRequest::Force(..) => quorum.awaited().next().is_none(),
+            | QuorumRequest::Show(_)
+            | QuorumRequest::Look(_)
+            | QuorumRequest::Force { .. } => quorum.awaited().next().is_none(),
         };
         if !settled && !over {
             return;
@@ -86,9 +85,9 @@ impl Core {
             QuorumRequest::Update(_) => self.on_keep_decided(&quorum),
             QuorumRequest::Release(_) => self.on_release_decided(quorum),
             QuorumRequest::Undo(_) => self.on_undo_decided(quorum),
-            QuorumRequest::Show(..) => self.on_show_decided(&quorum),
-            QuorumRequest::Look(..) => self.on_look_decided(&quorum),
-            QuorumRequest::Force(..) => self.on_force_decided(&quorum),
+            QuorumRequest::Show(show) => self.on_show_decided(&quorum, show),
+            QuorumRequest::Look(look) => self.on_look_decided(&quorum, look),
+            QuorumRequest::Force { look, seen } => self.on_force_decided(&quorum, look, seen),
         }
     }
 
@@ -101,27 +100,22 @@ impl Core {
         attempt: &Attempt,
         acquired: AcquireOutcome,
     ) {
-        let name = &attempt.name;
+        let (name, server) = (&attempt.name, self.nodes()[node].clone());
         let answer = match acquired {
             AcquireOutcome::Granted { .. } => Answer::Yes(attempt.lease.valid_until(sent)),
             AcquireOutcome::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
-            AcquireOutcome::WrongKind(kind) => Answer::No(No::Unfit(wrong_kind(
-                name,
-                &printable(&kind),
-                Some(&self.nodes()[node]),
-            ))),
-            AcquireOutcome::WrongType(kind) => Answer::No(No::Unfit(wrong_type(
-                name,
-                &printable(&kind),
-                Some(&self.nodes()[node]),
-            ))),
+            AcquireOutcome::WrongKind(kind) => {
+                Answer::No(No::Unfit(wrong_kind(name, &printable(&kind), Some(&server))))
+            }
+            AcquireOutcome::WrongType(kind) => {
+                Answer::No(No::Unfit(wrong_type(name, &printable(&kind), Some(&server))))
+            }
         };
         let word = match &answer {
             Answer::Yes(_) => "granted",
             Answer::No(No::Held { .. }) => "refused",
             _ => "unfit",
         };
-        let server = self.nodes()[node].clone();
         self.effects.report(Report::NodeVote { node: server, outcome: word });
         if self.red.contains(quorum) {
             return self.record_answer(quorum, node, answer);

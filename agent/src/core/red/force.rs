@@ -1,32 +1,25 @@
 //! FORCE of a red lock: what an operator saw on each server is compared and released there. It is complete once no
 //! holder can have a majority any more.
 
-use redisson::LockName;
 use redisson::script::{ForceReleaseOutcome, LockDetails};
 use redisson::shape::{Holder, MAX_FIELDS};
 
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use crate::core::Core;
-use crate::core::ids::ReplyTo;
 use crate::core::ops::force::{WORTH, changed_hands, forced_frame, not_held_by};
-use crate::core::ops::verb::{NodeOp, NodeVerb, Verb};
+use crate::core::ops::verb::{Look, NodeOp, NodeVerb, Verb};
 use crate::protocol::resp::Frame;
 
 impl Core {
-    /// Asks all servers for the state of the lock. With `holder`, nothing is done unless that holder holds the lock.
-    pub(in crate::core) fn look_red(
-        &mut self,
-        reply_to: ReplyTo,
-        name: &LockName,
-        holder: Option<Vec<u8>>,
-        report: bool,
-    ) {
-        self.ask_red(QuorumRequest::Look(reply_to, name.clone(), holder, report), name);
+    /// Asks all servers for the state of the lock.
+    pub(in crate::core) fn look_red(&mut self, look: Look) {
+        let name = look.name.clone();
+        self.ask_red(QuorumRequest::Look(look), &name);
     }
 
     /// Handles the servers' answers, once all have arrived or their time is over.
-    pub(super) fn on_look_decided(&mut self, quorum: &QuorumOp) {
-        let QuorumRequest::Look(reply_to, name, holder, report) = &quorum.request else { return };
+    pub(super) fn on_look_decided(&mut self, quorum: &QuorumOp, look: &Look) {
+        let Look { name, reply_to, holder, report } = look;
         let shown: Vec<(usize, &LockDetails)> = quorum
             .answers
             .iter()
@@ -66,15 +59,14 @@ impl Core {
         for (node, shown) in targets {
             seen[node] = Some(Box::new(shown.clone()));
         }
-        let request = QuorumRequest::Force(*reply_to, name.clone(), seen.clone(), *report);
+        let request = QuorumRequest::Force { look: look.clone(), seen: seen.clone() };
         let mut forcing = QuorumOp::new(request, self.now, seen.len());
         for (node, answer) in forcing.answers.iter_mut().enumerate() {
             if seen[node].is_none() {
                 // Its earlier answer, if there is one, counts.
                 *answer = quorum.answers[node].clone();
                 if *answer == Answer::Awaited {
-                    *answer =
-                        Answer::Failed { said: "no answer in time".into(), may_have_run: false };
+                    *answer = Answer::unchanged("no answer in time");
                 }
             }
         }
@@ -107,8 +99,13 @@ impl Core {
     }
 
     /// Handles the servers' answers to the releases, once all have arrived or their time is over.
-    pub(super) fn on_force_decided(&mut self, quorum: &QuorumOp) {
-        let QuorumRequest::Force(reply_to, name, seen, report) = &quorum.request else { return };
+    pub(super) fn on_force_decided(
+        &mut self,
+        quorum: &QuorumOp,
+        look: &Look,
+        seen: &[Option<Box<LockDetails>>],
+    ) {
+        let Look { name, reply_to, report, .. } = look;
         // The servers on which the released holder may still have it.
         let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));
         let unsure = quorum.answers.iter().filter(unsure).count();
@@ -123,10 +120,8 @@ impl Core {
         }
         // The messages notify the other agents; our own holds need not wait for them.
         for (node, holder) in &released {
-            let number = holder.id.thread;
-            let ours = holder.id.client == self.numbers.client();
-            if ours && self.leases.get(number).is_some_and(|hold| hold.name == *name) {
-                self.forced_on(*node, number);
+            if self.own_hold(&holder.id).is_some_and(|hold| hold.name == *name) {
+                self.forced_on(*node, holder.id.thread);
             }
         }
         let mut threads: Vec<_> = released.iter().map(|(_, holder)| holder.id.thread).collect();

@@ -100,39 +100,23 @@ impl Operation for NodeOp {
                     core.effects.report(Report::NodeVote { node: server, outcome: "silent" });
                 }
                 core.take_op(id);
-                core.record_answer(
-                    *quorum,
-                    node,
-                    Answer::Failed { said: text.to_owned(), may_have_run },
-                );
+                let answer = Answer::Failed { said: text.to_owned(), may_have_run };
+                core.record_answer(*quorum, node, answer);
             }
-            NodeVerb::Show { quorum, .. } => {
-                core.take_op(id);
-                core.record_answer(
-                    *quorum,
-                    node,
-                    Answer::Failed { said: text.to_owned(), may_have_run: false },
-                );
-            }
-            NodeVerb::Update { quorum, .. } | NodeVerb::Force { quorum, .. } if refused => {
-                core.take_op(id);
-                core.record_answer(
-                    *quorum,
-                    node,
-                    Answer::Failed { said: text.to_owned(), may_have_run: false },
-                );
-            }
-            NodeVerb::Update { quorum, .. }
-            | NodeVerb::Release { quorum, .. }
-            | NodeVerb::Force { quorum, .. } => {
-                let awaited = core.red.on_trouble(*quorum, node, text);
-                if !awaited && matches!(self.verb, NodeVerb::Update { .. } | NodeVerb::Force { .. })
-                {
+            NodeVerb::Show { quorum, .. } => core.end_node_op(id, *quorum, node, text),
+            NodeVerb::Update { quorum, .. } | NodeVerb::Force { quorum, .. } => {
+                if refused {
+                    core.end_node_op(id, *quorum, node, text);
+                } else if core.red.on_trouble(*quorum, node, text) {
+                    core.retry(id, pause);
+                } else {
                     // The caller already has its answer.
                     core.take_op(id);
-                    return;
                 }
-                // A release whose outcome is decided is repeated rarely: many may be pending for a server that is down.
+            }
+            NodeVerb::Release { quorum, .. } => {
+                // One whose outcome is decided is repeated rarely: many may be pending for a server that is down.
+                let awaited = core.red.on_trouble(*quorum, node, text);
                 core.retry(id, if awaited { pause } else { pause * DECIDED_PAUSES });
             }
             NodeVerb::Renew(_, holds) => {
@@ -196,5 +180,13 @@ impl Operation for NodeOp {
             | NodeVerb::Show { .. }
             | NodeVerb::Force { .. } => TraceParent::default(),
         }
+    }
+}
+
+impl Core {
+    /// Ends the share of a node that has no answer, for this reason, and has changed nothing.
+    fn end_node_op(&mut self, id: OpId, quorum: OpId, node: usize, said: &str) {
+        self.take_op(id);
+        self.record_answer(quorum, node, Answer::unchanged(said));
     }
 }

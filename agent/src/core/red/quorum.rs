@@ -4,7 +4,7 @@ use redisson::script::LockDetails;
 use redisson::{HolderId, Lease, LockName, Moment};
 
 use crate::core::ids::{ReplyTo, WaiterId};
-use crate::core::ops::verb::{Attempt, Ending, HoldUpdate};
+use crate::core::ops::verb::{Attempt, Ending, HoldUpdate, Look, Show};
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
@@ -20,12 +20,15 @@ pub(in crate::core) enum QuorumRequest {
     /// Removes a number that nobody holds.
     Undo(Undoing),
     /// Reads the state of the lock.
-    Show(ReplyTo, LockName),
-    /// Reads the state of the lock for an operator who wants it released, or only released from the named holder.
-    Look(ReplyTo, LockName, Option<Vec<u8>>, bool),
-    /// Releases the lock for an operator on each node: the state that was seen there, or `None` where nothing is to be
-    /// released.
-    Force(ReplyTo, LockName, Vec<Option<Box<LockDetails>>>, bool),
+    Show(Show),
+    /// Reads the state of the lock for an operator who wants it released.
+    Look(Look),
+    /// Releases the lock for an operator on each node.
+    Force {
+        look: Look,
+        /// The state that was seen on each node; `None` where nothing is to be released.
+        seen: Vec<Option<Box<LockDetails>>>,
+    },
 }
 
 /// The number to remove.
@@ -90,6 +93,13 @@ pub(in crate::core) struct QuorumOp {
     pub(in crate::core) last_word: Option<(ReplyTo, Frame)>,
     /// The deadline that is set.
     pub(super) armed: Moment,
+}
+
+impl Answer {
+    /// Returns the answer of a node that has none, for this reason, and has changed nothing.
+    pub(super) fn unchanged(said: impl Into<String>) -> Self {
+        Self::Failed { said: said.into(), may_have_run: false }
+    }
 }
 
 impl QuorumOp {

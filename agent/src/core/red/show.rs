@@ -7,8 +7,7 @@ use redisson::{HolderId, LockName};
 
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use crate::core::Core;
-use crate::core::ids::ReplyTo;
-use crate::core::ops::verb::{NodeOp, NodeVerb, Verb};
+use crate::core::ops::verb::{NodeOp, NodeVerb, Show, Verb};
 use crate::core::report::list::{holder_frame, name_warnings};
 use crate::core::report::process::HolderProcess;
 use crate::protocol::resp::Frame;
@@ -19,8 +18,9 @@ type Part<'a> = (&'a str, Result<&'a LockDetails, String>);
 
 impl Core {
     /// Asks all nodes for the state of the lock, and answers when all have replied, or when their time is over.
-    pub(in crate::core) fn show_red(&mut self, reply_to: ReplyTo, name: &LockName) {
-        self.ask_red(QuorumRequest::Show(reply_to, name.clone()), name);
+    pub(in crate::core) fn show_red(&mut self, show: Show) {
+        let name = show.name.clone();
+        self.ask_red(QuorumRequest::Show(show), &name);
     }
 
     /// Asks all nodes for the state of the lock, for this request.
@@ -34,8 +34,8 @@ impl Core {
         }
     }
 
-    pub(super) fn on_show_decided(&mut self, quorum: &QuorumOp) {
-        let QuorumRequest::Show(reply_to, name) = &quorum.request else { return };
+    pub(super) fn on_show_decided(&mut self, quorum: &QuorumOp, show: &Show) {
+        let Show { name, reply_to } = show;
         let majority = self.majority();
         let parts: Vec<Part<'_>> = self
             .nodes()
