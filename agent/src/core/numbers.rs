@@ -54,6 +54,21 @@ impl Numbers {
         HolderId { write: kind == Kind::Write, ..HolderId::new(self.client, number) }
     }
 
+    /// Returns whether a holder belongs to this agent, in this run or an earlier one.
+    pub(in crate::core) fn is_own(&self, holder: &HolderId) -> bool {
+        holder.client == self.client
+    }
+
+    /// Returns whether a holder or waiter belongs to another agent, by its form.
+    pub(in crate::core) fn is_of_other_agent(&self, holder: &HolderId) -> bool {
+        holder.looks_like_agent() && !self.is_own(holder)
+    }
+
+    /// Returns a random number of percent below `most`, for jitter.
+    pub(in crate::core) fn percent(&mut self, most: u32) -> u32 {
+        u32::try_from(self.jitter() % u64::from(most)).unwrap_or(0)
+    }
+
     /// Returns a cheap random number for jitter (xorshift), determined by the first number so that runs can be repeated.
     pub(in crate::core) fn jitter(&mut self) -> u64 {
         self.random ^= self.random << 13;

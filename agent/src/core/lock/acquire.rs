@@ -244,8 +244,7 @@ impl Core {
 
     /// Returns the longest sleep of a refused waiter: until the end of the reported lease, limited by the setting.
     pub(in crate::core) fn retry_interval(&mut self, pttl_ms: Option<u64>) -> Duration {
-        let jitter = u32::try_from(self.numbers.jitter() % 20).unwrap_or(0);
-        let poll = self.settings.poll_max * (100 - jitter) / 100;
+        let poll = self.settings.poll_max * (100 - self.numbers.percent(20)) / 100;
         pttl_ms.map_or(poll, |ms| poll.min(Duration::from_millis(ms.saturating_add(1))))
     }
 }

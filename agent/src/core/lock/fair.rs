@@ -24,7 +24,7 @@ impl Core {
         pttl_ms: Option<u64>,
         holders: &[HolderId],
     ) {
-        let ours = holders.iter().filter(|holder| holder.client == self.numbers.client());
+        let ours = holders.iter().filter(|holder| self.numbers.is_own(holder));
         let behind = ours.map(|holder| holder.thread).collect();
         let poll = self.retry_interval(pttl_ms).min(FAIR_WAIT / 3);
         let until = self.now + poll;

@@ -196,7 +196,7 @@ impl Core {
 
     /// Requests one member.
     fn ask(&mut self, owner: Owner, index: usize) {
-        let (now, share) = (self.now, u32::try_from(self.numbers.jitter() % 25).unwrap_or(0));
+        let (now, share) = (self.now, self.numbers.percent(25));
         let limit = self.first_answer_limit();
         let Some(multi) = self.sessions.multi_mut(owner) else { return };
         let mut request = multi.requests[index].clone();

@@ -175,7 +175,7 @@ impl Core {
     fn remove_ghosts(&mut self, name: &LockName, asked: Kind, holders: &[HolderId]) {
         let ghosts: Vec<_> = holders
             .iter()
-            .filter(|holder| holder.client == self.numbers.client() && self.is_ghost(holder.thread))
+            .filter(|holder| self.is_ghost(holder))
             .map(|holder| {
                 let kind = match asked.family() {
                     Family::ReadWrite if holder.write => Kind::Write,
@@ -191,9 +191,11 @@ impl Core {
         }
     }
 
-    /// Returns whether a number of this run belongs to no hold, waiter or script.
-    pub(in crate::core) fn is_ghost(&self, number: Number) -> bool {
-        self.numbers.contains(number)
+    /// Returns whether a holder has a number of this run that belongs to no hold, waiter or script.
+    pub(in crate::core) fn is_ghost(&self, holder: &HolderId) -> bool {
+        let number = holder.thread;
+        self.numbers.is_own(holder)
+            && self.numbers.contains(number)
             && !self.leases.contains(number)
             && !self.ops.concern(number)
             && !self.locks.is_wanted(number)

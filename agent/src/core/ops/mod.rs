@@ -158,8 +158,7 @@ impl Core {
     /// Returns the pause before a retry: 0, 10 ms, 20 ms … up to 500 ms, with jitter.
     pub(in crate::core) fn pause(&mut self, failures: u32) -> Duration {
         let base = Duration::from_millis(5 << failures.clamp(1, 7)).min(Duration::from_millis(500));
-        let share = u32::try_from(self.numbers.jitter() % 50).unwrap_or(0);
-        base + base * share / 100
+        base + base * self.numbers.percent(50) / 100
     }
 
     /// Sends an op again after a pause, unless that is no longer useful.

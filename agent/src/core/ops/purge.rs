@@ -88,7 +88,7 @@ impl Operation for Purge {
 impl Core {
     /// Checks the agent of the waiter ahead of a fair waiter, and removes its waiters once it has certainly vanished.
     pub(in crate::core) fn suspect(&mut self, ahead: &HolderId, name: &LockName) {
-        let other = ahead.looks_like_agent() && ahead.client != self.numbers.client();
+        let other = self.numbers.is_of_other_agent(ahead);
         if other && self.vanished.begin_check(ahead.client, self.now) {
             self.check_agents(AgentCheck {
                 agents: vec![ahead.client],
@@ -103,7 +103,7 @@ impl Core {
         let agents: BTreeSet<ClientId> = queue
             .iter()
             .filter_map(|entry| HolderId::parse(&entry.waiter))
-            .filter(|id| id.looks_like_agent() && id.client != self.numbers.client())
+            .filter(|id| self.numbers.is_of_other_agent(id))
             .map(|id| id.client)
             .collect();
         agents.into_iter().collect()

@@ -81,10 +81,8 @@ impl Core {
             };
         }
         let holders = shown.hash.holders.iter().map(|holder| holder.id);
-        let holders = holders
-            .filter(|id| id.looks_like_agent() && id.client != self.numbers.client())
-            .take(MAX_LOOKS)
-            .collect();
+        let holders =
+            holders.filter(|id| self.numbers.is_of_other_agent(id)).take(MAX_LOOKS).collect();
         let shown = Box::new(shown);
         self.look_at_holders(HolderLook { name, reply_to, shown, holders, found: Vec::new() });
     }

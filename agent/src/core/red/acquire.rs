@@ -225,8 +225,7 @@ impl Core {
 
     /// Returns a random time until the next attempt, longer the more attempts failed in a row.
     fn split_pause(&mut self, split: bool, failures: u32) -> Duration {
-        let share = u32::try_from(self.numbers.jitter() % 200).unwrap_or(0);
-        let once = self.node_timeout() * (100 + share) / 100;
+        let once = self.node_timeout() * (100 + self.numbers.percent(200)) / 100;
         if split {
             (once * (1 << (failures - 1).min(4))).min(self.settings.poll_max)
         } else {
@@ -238,10 +237,8 @@ impl Core {
     fn remove_node_ghosts(&mut self, attempt: &Attempt, holders: &[(usize, Vec<HolderId>)]) {
         let mut ghosts: HashMap<Number, Vec<usize>> = HashMap::default();
         for (node, holders) in holders {
-            for holder in holders.iter().filter(|holder| holder.client == self.numbers.client()) {
-                if self.is_ghost(holder.thread) {
-                    ghosts.entry(holder.thread).or_default().push(*node);
-                }
+            for ghost in holders.iter().filter(|holder| self.is_ghost(holder)) {
+                ghosts.entry(ghost.thread).or_default().push(*node);
             }
         }
         let mut ghosts: Vec<_> = ghosts.into_iter().collect();

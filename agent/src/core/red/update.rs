@@ -183,7 +183,7 @@ impl Core {
         let (now, lease) = (self.now, self.settings.lease);
         for renewal in holds {
             let number = renewal.number;
-            let jitter = u32::try_from(self.numbers.jitter() % 50).unwrap_or(0);
+            let jitter = self.numbers.percent(50);
             let Some(hold) = self.leases.get(number) else {
                 self.poll_queue(&renewal.name);
                 continue;

@@ -224,7 +224,7 @@ impl Core {
     /// Returns the hold of a holder that belongs to this agent. Redis may not have its count yet, and not all of its
     /// kind.
     pub(in crate::core) fn own_hold(&self, id: &HolderId) -> Option<&Hold> {
-        (id.client == self.numbers.client()).then(|| self.leases.get(id.thread)).flatten()
+        self.leases.get(id.thread).filter(|_| self.numbers.is_own(id))
     }
 }
 

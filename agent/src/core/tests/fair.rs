@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::{Kind, Lease};
+use redisson::{HolderId, Kind, Lease};
 
 use super::world::{Network, World, lock_command};
 use crate::protocol::command::{Command, LockRequest, Wait};
@@ -187,8 +187,9 @@ fn a_fair_waiter_that_disconnects_releases_its_position() {
 #[test]
 fn a_number_is_a_ghost_once_no_waiter_hold_or_script_uses_it() {
     let ghosts = |world: &World| {
-        let first = world.core.numbers.first_of_run().thread;
-        (first..first + 9).filter(|number| world.core.is_ghost(*number)).count()
+        let first = world.core.numbers.first_of_run();
+        let numbers = first.thread..first.thread + 9;
+        numbers.filter(|thread| world.core.is_ghost(&HolderId { thread: *thread, ..first })).count()
     };
     let mut world = World::new();
     let (holder, leaving) = (world.open(), world.open());
