@@ -111,7 +111,7 @@ impl Core {
             .iter()
             .map(|(id, count)| {
                 let process = self.known(id, only_uid).map(HolderProcess::from);
-                holder_frame(id, *count, None, process)
+                holder_frame(id.to_string(), *count, None, process)
             })
             .collect();
         Frame::Map(vec![

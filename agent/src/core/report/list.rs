@@ -267,7 +267,7 @@ pub(in crate::core) fn name_warnings(name: &LockName) -> Vec<String> {
 
 /// Returns a holder as SHOW displays it, with its process if known.
 pub(in crate::core) fn holder_frame(
-    id: &HolderId,
+    holder: impl Into<Vec<u8>>,
     count: i64,
     alive: Option<bool>,
     process: Option<HolderProcess>,
@@ -276,7 +276,7 @@ pub(in crate::core) fn holder_frame(
     let text = |text: Option<String>| Frame::or_null(text.map(Frame::bytes));
     let number = |number: Option<i64>| Frame::or_null(number.map(Frame::Int));
     Frame::Map(vec![
-        ("holder", Frame::bytes(id.to_string())),
+        ("holder", Frame::bytes(holder)),
         ("holds", Frame::Int(count)),
         ("alive", number(alive.map(i64::from))),
         ("host", text(process.host)),
@@ -322,26 +322,17 @@ pub(in crate::core) fn show_frame<'a>(
     let alive = |id: &HolderId| {
         shown.readers.iter().find(|reader| reader.id == *id).map(|reader| reader.alive)
     };
-    let foreign = shown.hash.foreign.iter().map(|holder| {
-        Frame::Map(vec![
-            ("holder", Frame::bytes(holder.field.clone())),
-            ("holds", Frame::Int(holder.count)),
-            ("alive", Frame::Null),
-            ("host", Frame::Null),
-            ("pid", Frame::Null),
-            ("uid", Frame::Null),
-            ("comm", Frame::Null),
-            ("name", Frame::Null),
-            ("age_ms", Frame::Null),
-        ])
-    });
+    let foreign = &shown.hash.foreign;
+    let foreign =
+        foreign.iter().map(|holder| holder_frame(holder.field.clone(), holder.count, None, None));
     let holders = shown
         .hash
         .holders
         .iter()
         .map(|holder| {
             let count = own_hold(&holder.id).map_or(holder.count, |hold| hold.count.into());
-            holder_frame(&holder.id, count, alive(&holder.id), process(&holder.id))
+            let id = &holder.id;
+            holder_frame(id.to_string(), count, alive(id), process(id))
         })
         .chain(foreign)
         .collect();
@@ -375,4 +366,38 @@ pub(in crate::core) fn show_frame<'a>(
         ("queue", Frame::Array(queue)),
         ("warnings", Frame::Array(warnings.into_iter().map(Frame::bytes).collect())),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use redisson::shape::LockHash;
+
+    use super::*;
+    use crate::protocol::resp::{Protocol, encode};
+
+    #[test]
+    fn an_unknown_client_is_shown_in_the_form_of_other_holders() {
+        let shown = |holder: &str| {
+            let details = LockDetails {
+                key_type: "hash".to_owned(),
+                pttl_ms: Some(1),
+                fields: 1,
+                hash: LockHash::parse([(holder, "1")]),
+                queue_length: 0,
+                queue: Vec::new(),
+                token: None,
+                readers: Vec::new(),
+            };
+            let name = LockName::new(*b"a").unwrap();
+            let frame = show_frame(&name, &details, |_| None, |_| None);
+            let Frame::Map(pairs) = frame else { panic!("{frame:?}") };
+            let (_, holders) = pairs.into_iter().find(|(key, _)| *key == "holders").unwrap();
+            let mut bytes = Vec::new();
+            encode(&holders, Protocol::Resp2, &mut bytes);
+            String::from_utf8(bytes).unwrap()
+        };
+        let known = "285475da-9152-4c83-822a-67ee2f116a79:52";
+        let unknown = "x".repeat(known.len());
+        assert_eq!(shown(&unknown), shown(known).replace(known, &unknown));
+    }
 }
