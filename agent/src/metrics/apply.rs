@@ -18,8 +18,14 @@ impl Metrics {
     pub(crate) fn apply(&self, report: &Report) {
         match report {
             Report::GroupSeen { group, groups } => self.group_seen(group, *groups),
-            Report::Acquisition { group, kind, outcome } => self.acquisition(group, *kind, outcome),
-            Report::Waited { group, outcome, wait } => self.waited(group, outcome, *wait),
+            Report::Acquisition { group, kind, outcome } => {
+                self.acquisitions.with_label_values(&[group, kind.as_str(), outcome]).inc();
+            }
+            Report::Waited { group, outcome, wait } => {
+                self.wait_seconds
+                    .with_label_values(&[&**group, outcome])
+                    .observe(wait.as_secs_f64());
+            }
             Report::WaitBegan { group, kind, number, since } => {
                 self.wait_began(group, *kind, (*since, *number));
             }
@@ -33,13 +39,17 @@ impl Metrics {
                 self.hold_ended(group, *kind, (*granted, *number), *end, *held);
             }
             Report::Lost { group, end } => self.lost(group, *end),
-            Report::LeaseOverrun { group } => self.lease_overrun(group),
-            Report::HandOver { group } => self.handover(group),
-            Report::Renewals { group, outcome, count } => self.renewals(group, outcome, *count),
+            Report::LeaseOverrun { group } => self.lease_overruns.with_label_values(&[group]).inc(),
+            Report::HandOver { group } => self.handovers.with_label_values(&[group]).inc(),
+            Report::Renewals { group, outcome, count } => {
+                self.renewals.with_label_values(&[&**group, outcome]).inc_by(*count);
+            }
             Report::RenewalRoundTrip(took) => self.renewal_seconds.observe(took.as_secs_f64()),
             Report::RenewalLateness(late) => observe_all(&self.renewal_lateness, late),
             Report::RenewalMargins(left) => observe_all(&self.renewal_margin, left),
-            Report::OutcomeKnown(outcome) => self.outcome_found(outcome),
+            Report::OutcomeKnown(outcome) => {
+                self.unknown_outcomes.with_label_values(&[outcome]).inc();
+            }
             Report::Yielded => self.yields.inc(),
             Report::Command { word, failed, took } => self.command(word, *failed, *took),
             Report::SessionOpened => self.sessions_opened.inc(),
@@ -48,8 +58,10 @@ impl Metrics {
             Report::PolicyDenial(reason) => self.policy_denials.with_label_values(&[reason]).inc(),
             Report::JournalError => self.journal_errors.inc(),
             Report::Slept => self.sleeps.inc(),
-            Report::NodeVote { node, outcome } => self.red_vote(node, outcome),
-            Report::Confirmation(outcome) => self.confirmation(outcome),
+            Report::NodeVote { node, outcome } => {
+                self.red_votes.with_label_values(&[node.as_str(), outcome]).inc();
+            }
+            Report::Confirmation(outcome) => self.confirmations.with_label_values(&[outcome]).inc(),
         }
     }
 

@@ -72,29 +72,29 @@ pub struct Metrics {
     commands: IntCounterVec,
     command_seconds: HistogramVec,
     /// Full releases for fairness.
-    pub(crate) yields: IntCounter,
-    pub(crate) renewal_seconds: Histogram,
+    yields: IntCounter,
+    renewal_seconds: Histogram,
     /// Delays of renewals behind their schedule.
-    pub(crate) renewal_lateness: Histogram,
-    pub(crate) renewal_margin: Histogram,
+    renewal_lateness: Histogram,
+    renewal_margin: Histogram,
     /// Holds at risk.
-    pub(crate) jeopardy_holds: IntGauge,
+    jeopardy_holds: IntGauge,
     /// Holds of dead workers that stay unavailable (`--lock-delay`).
-    pub(crate) delayed_holds: IntGauge,
+    delayed_holds: IntGauge,
     /// Sessions with holds or waits whose process is stopped.
-    pub(crate) frozen_sessions: IntGauge,
+    frozen_sessions: IntGauge,
     /// Subscribed release channels.
-    pub(crate) subscriptions: IntGauge,
-    pub(crate) sessions: IntGauge,
+    subscriptions: IntGauge,
+    sessions: IntGauge,
     /// Sessions in their grace period without a connection.
-    pub(crate) away_sessions: IntGauge,
+    away_sessions: IntGauge,
     /// RESUME commands and expired grace periods, by outcome.
-    pub(crate) sessions_resumed: IntCounterVec,
-    pub(crate) journal_errors: IntCounter,
+    sessions_resumed: IntCounterVec,
+    journal_errors: IntCounter,
     /// Locks denied by the policy, by failed check.
-    pub(crate) policy_denials: IntCounterVec,
+    policy_denials: IntCounterVec,
     pub(crate) policy_reloads: IntCounterVec,
-    pub(crate) sessions_opened: IntCounter,
+    sessions_opened: IntCounter,
     pub(crate) sessions_rejected: IntCounterVec,
     /// Failed accepts, such as when file descriptors run out.
     pub(crate) accept_failures: IntCounter,
@@ -102,10 +102,10 @@ pub struct Metrics {
     pub(crate) events_dropped: IntCounter,
     pub(crate) connections_evicted: IntCounter,
     /// Times that the agent or its host slept.
-    pub(crate) sleeps: IntCounter,
+    sleeps: IntCounter,
     red_votes: IntCounterVec,
     /// Grants that required confirmation by replicas, by outcome.
-    pub(crate) confirmations: IntCounterVec,
+    confirmations: IntCounterVec,
     replica_batches: IntCounterVec,
     replicas_acknowledged: IntGaugeVec,
     pub(crate) reconnects: IntCounterVec,
@@ -375,14 +375,6 @@ impl Metrics {
         }
     }
 
-    fn acquisition(&self, group: &str, kind: Kind, outcome: &str) {
-        self.acquisitions.with_label_values(&[group, kind.as_str(), outcome]).inc();
-    }
-
-    fn waited(&self, group: &str, outcome: &str, wait: Duration) {
-        self.wait_seconds.with_label_values(&[group, outcome]).observe(wait.as_secs_f64());
-    }
-
     fn wait_began(&self, group: &Arc<str>, kind: Kind, start: Start) {
         self.waiters.with_label_values(&[&**group, kind.as_str()]).inc();
         let mut active = lock(&self.active);
@@ -445,11 +437,6 @@ impl Metrics {
         self.redis_server_info.with_label_values(&[&*self.deployment, node, run_id]).set(1);
     }
 
-    /// Counts the answer of a server of red locks to an attempt, or its silence.
-    fn red_vote(&self, node: &str, outcome: &str) {
-        self.red_votes.with_label_values(&[node, outcome]).inc();
-    }
-
     /// Creates the metrics of batches that replicas of a server must confirm at 0.
     pub(crate) fn replicated_server(&self, node: &str) {
         for (batch, outcome) in [
@@ -469,30 +456,9 @@ impl Metrics {
         self.replicas_acknowledged.with_label_values(&[node]).set(i64::from(replicas));
     }
 
-    fn confirmation(&self, outcome: &str) {
-        self.confirmations.with_label_values(&[outcome]).inc();
-    }
-
-    fn handover(&self, group: &str) {
-        self.handovers.with_label_values(&[group]).inc();
-    }
-
-    fn renewals(&self, group: &str, outcome: &str, count: u64) {
-        self.renewals.with_label_values(&[group, outcome]).inc_by(count);
-    }
-
-    fn lease_overrun(&self, group: &str) {
-        self.lease_overruns.with_label_values(&[group]).inc();
-    }
-
     fn lost(&self, group: &str, why: End) {
         self.locks_lost.with_label_values(&[group, why.as_str()]).inc();
         self.lost_holds.with_label_values(&[why.as_str()]).inc();
-    }
-
-    /// Counts a script whose outcome was unknown and has been found.
-    fn outcome_found(&self, outcome: &str) {
-        self.unknown_outcomes.with_label_values(&[outcome]).inc();
     }
 
     pub(crate) fn command(&self, word: &str, failed: bool, took: Duration) {
