@@ -8,7 +8,7 @@ use redisson::{HolderId, LockName};
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use crate::core::Core;
 use crate::core::ops::verb::{NodeOp, NodeVerb, Show, Verb};
-use crate::core::report::list::{holder_frame, name_warnings};
+use crate::core::report::list::{NO_TTL, holder_frame, name_warnings, other_type};
 use crate::core::report::process::HolderProcess;
 use crate::protocol::resp::Frame;
 use crate::types::Number;
@@ -81,21 +81,14 @@ impl Core {
             for thread in here {
                 threads.entry(thread).or_default().push(pttl);
             }
-            let mut trouble = part.as_ref().err().cloned();
-            if let Ok(shown) = part {
-                if shown.key_type != "hash" && shown.key_type != "none" {
-                    trouble = Some(format!("the key is not a lock but a {}", shown.key_type));
-                } else if shown.key_type == "hash" && found.is_empty() {
-                    trouble = Some("a hash, but no field has a holder's form".to_owned());
-                } else if shown.key_type == "hash" && pttl.is_none() {
-                    trouble = Some("no time to live: it will never end by itself".to_owned());
-                }
-            }
+            let trouble = match part {
+                Ok(shown) => trouble(shown),
+                Err(why) => Some(why.clone()),
+            };
             warnings.extend(trouble.iter().map(|trouble| format!("{server}: {trouble}")));
-            let ids = found.iter().map(|holder| Frame::bytes(holder.id.to_string())).collect();
             servers.push(Frame::Map(vec![
                 ("server", Frame::bytes(*server)),
-                ("holders", Frame::Array(ids)),
+                ("holders", Frame::list(found.iter().map(|holder| holder.id.to_string()))),
                 ("pttl_ms", Frame::or_null(pttl.map(Frame::count))),
                 ("trouble", Frame::or_null(trouble.map(Frame::bytes))),
             ]));
@@ -122,9 +115,21 @@ impl Core {
             ("pttl_ms", Frame::or_null(left(most, majority).map(Frame::count))),
             ("queue_length", Frame::Int(0)),
             ("queue", Frame::Array(Vec::new())),
-            ("warnings", Frame::Array(warnings.into_iter().map(Frame::bytes).collect())),
+            ("warnings", Frame::list(warnings)),
             ("servers", Frame::Array(servers)),
         ])
+    }
+}
+
+/// Returns the reason why a server's key is no lock that ends by itself.
+fn trouble(shown: &LockDetails) -> Option<String> {
+    match shown.key_type.as_str() {
+        "none" => None,
+        "hash" if shown.hash.holders.is_empty() => {
+            Some("a hash, but no field has a holder's form".to_owned())
+        }
+        "hash" => shown.pttl_ms.is_none().then(|| NO_TTL.to_owned()),
+        _ => Some(other_type(shown)),
     }
 }
 

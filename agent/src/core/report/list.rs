@@ -288,15 +288,11 @@ pub(in crate::core) fn holder_frame(
     ])
 }
 
-pub(in crate::core) fn show_frame<'a>(
-    name: &LockName,
-    shown: &LockDetails,
-    process: impl Fn(&HolderId) -> Option<HolderProcess>,
-    own_hold: impl Fn(&HolderId) -> Option<&'a Hold>,
-) -> Frame {
+/// Returns warnings about the state of a lock.
+fn warnings(name: &LockName, shown: &LockDetails) -> Vec<String> {
     let mut warnings = Vec::new();
     if shown.key_type != "hash" && shown.key_type != "none" {
-        warnings.push(format!("the key is not a lock but a {}", shown.key_type));
+        warnings.push(other_type(shown));
     } else if shown.fields > MAX_FIELDS {
         warnings
             .push(format!("a hash of {} fields: too large to be a lock, not read", shown.fields));
@@ -309,7 +305,7 @@ pub(in crate::core) fn show_frame<'a>(
         warnings.push("held by an unknown client: its ids have another form".to_owned());
     }
     if shown.key_type == "hash" && shown.pttl_ms.is_none() {
-        warnings.push("no time to live: it will never end by itself".to_owned());
+        warnings.push(NO_TTL.to_owned());
     }
     warnings.extend(name_warnings(name));
     if shown.readers.iter().any(|reader| !reader.alive) {
@@ -318,6 +314,23 @@ pub(in crate::core) fn show_frame<'a>(
                 .to_owned(),
         );
     }
+    warnings
+}
+
+/// The warning about a lock that does not expire.
+pub(in crate::core) const NO_TTL: &str = "no time to live: it will never end by itself";
+
+/// Returns the warning about a key that is not a hash.
+pub(in crate::core) fn other_type(shown: &LockDetails) -> String {
+    format!("the key is not a lock but a {}", shown.key_type)
+}
+
+pub(in crate::core) fn show_frame<'a>(
+    name: &LockName,
+    shown: &LockDetails,
+    process: impl Fn(&HolderId) -> Option<HolderProcess>,
+    own_hold: impl Fn(&HolderId) -> Option<&'a Hold>,
+) -> Frame {
     // Only readers have markers; every other hold lives as long as the key.
     let alive = |id: &HolderId| {
         shown.readers.iter().find(|reader| reader.id == *id).map(|reader| reader.alive)
@@ -364,7 +377,7 @@ pub(in crate::core) fn show_frame<'a>(
         ("pttl_ms", Frame::or_null(shown.pttl_ms.map(Frame::count))),
         ("queue_length", Frame::count(shown.queue_length)),
         ("queue", Frame::Array(queue)),
-        ("warnings", Frame::Array(warnings.into_iter().map(Frame::bytes).collect())),
+        ("warnings", Frame::list(warnings(name, shown))),
     ])
 }
 

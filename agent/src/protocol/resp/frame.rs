@@ -39,6 +39,12 @@ impl Frame {
         Self::Int(i64::try_from(n).unwrap_or(i64::MAX))
     }
 
+    /// Returns an array of bulk strings.
+    #[must_use]
+    pub fn list(items: impl IntoIterator<Item: Into<Vec<u8>>>) -> Self {
+        Self::Array(items.into_iter().map(Self::bytes).collect())
+    }
+
     #[must_use]
     pub fn or_null(value: Option<Self>) -> Self {
         value.unwrap_or(Self::NullValue)
