@@ -290,24 +290,7 @@ impl World {
         if !self.workers.is_empty() {
             return Err(format!("commands without a reply: {:?}", self.workers));
         }
-        for (index, agent) in self.agents.iter().enumerate() {
-            let core = &agent.core;
-            if !core.ops.is_empty() || core.leases.len() > 0 || core.locks.waiting() > 0 {
-                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.leases));
-            }
-            if !core.locks.is_empty() || !core.is_idle() || !agent.wanted_channels.is_empty() {
-                return Err(format!(
-                    "agent {index} remembers {:?} {:?}",
-                    core.locks, agent.wanted_channels
-                ));
-            }
-            if core.next_deadline().is_some() {
-                return Err(format!(
-                    "agent {index} has a deadline without a purpose: {:?}",
-                    core.next_deadline()
-                ));
-            }
-        }
+        self.check_idle()?;
         let mut left = self.servers[self.master()].redis.keys().clone();
         // A late script may leave a queue position, which expires. Token counters stay.
         left.retain(|key, entry| match &entry.content {

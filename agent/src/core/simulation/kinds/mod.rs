@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
+use redisson::HolderId;
 use redisson::script::Call;
-use redisson::{HolderId, Lease};
 
 use super::schedule::Trace;
 use super::seeds::{self, Verdict};
@@ -71,10 +71,7 @@ fn is_replicated(seed: u64) -> bool {
 /// Plays a whole run.
 fn run(seed: u64, traced: bool) -> (World, Verdict) {
     let mut world = World::new(seed, 2, 2, |settings| {
-        let lease = 600 + seed % 7 * 700;
-        settings.lease = Lease::new(Duration::from_millis(lease)).expect("a lease within bounds");
-        settings.response_timeout = Duration::from_millis(lease / 10);
-        settings.poll_max = Duration::from_secs(1);
+        world::set_lease(settings, seed);
         settings.red = None;
         // In some runs a replica must confirm each grant and renewal. It is cut off, and promoted, at times.
         settings.min_replicas = u32::from(is_replicated(seed));
@@ -90,13 +87,8 @@ fn run(seed: u64, traced: bool) -> (World, Verdict) {
 
 fn play(world: &mut World, seed: u64) -> Verdict {
     let lease = world.settings.lease.duration();
-    world.working = true;
     world.faulty = !seed.is_multiple_of(4);
-    for agent in 0..world.agents.len() {
-        for _ in 0..world.rng.within(2..5) {
-            world.join(agent);
-        }
-    }
+    world.start_workers(2..5);
     world.fault_after(100_000);
     world.run_for(lease * 12)?;
     world.repair_all();

@@ -95,24 +95,7 @@ impl World {
 
     /// Checks that nothing is left after all workers have left, all faults are repaired and a lease has passed.
     pub(super) fn check_end(&self) -> Verdict {
-        for (index, agent) in self.agents.iter().enumerate() {
-            let core = &agent.core;
-            if !core.ops.is_empty() || core.leases.len() > 0 || core.locks.waiting() > 0 {
-                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.leases));
-            }
-            if !core.locks.is_empty() || !core.red.is_empty() || !agent.wanted_channels.is_empty() {
-                return Err(format!(
-                    "agent {index} remembers {:?} {:?} {:?}",
-                    core.locks, core.red, agent.wanted_channels
-                ));
-            }
-            if core.next_deadline().is_some() {
-                return Err(format!(
-                    "agent {index} has a deadline without a purpose: {:?}",
-                    core.next_deadline()
-                ));
-            }
-        }
+        self.check_idle()?;
         for (node, server) in self.servers.iter().enumerate() {
             if !server.redis.keys().is_empty() {
                 return Err(format!("node {node} still has {:?}", server.redis.keys()));

@@ -6,8 +6,6 @@ mod worker;
 use std::ops::Range;
 use std::time::Duration;
 
-use redisson::Lease;
-
 use super::schedule::Trace;
 use super::seeds::{self, Verdict};
 use super::world::{self, Scenario};
@@ -56,10 +54,7 @@ impl Scenario for RedLocks {
 /// Plays a whole run.
 fn run(seed: u64, traced: bool) -> (World, Verdict) {
     let mut world = World::new(seed, if seed.is_multiple_of(3) { 5 } else { 3 }, 2, |settings| {
-        let lease = 600 + seed % 7 * 700;
-        settings.lease = Lease::new(Duration::from_millis(lease)).expect("a lease within bounds");
-        settings.response_timeout = Duration::from_millis(lease / 10);
-        settings.poll_max = Duration::from_secs(1);
+        let lease = world::set_lease(settings, seed);
         if let Some(red) = &mut settings.red {
             red.node_timeout = Duration::from_millis(lease / 40);
         }
@@ -71,14 +66,9 @@ fn run(seed: u64, traced: bool) -> (World, Verdict) {
 
 fn play(world: &mut World, seed: u64) -> Verdict {
     let lease = world.settings.lease.duration();
-    world.working = true;
     world.faulty = true;
     world.forgetful = seed % 2 == 1;
-    for agent in 0..world.agents.len() {
-        for _ in 0..world.rng.within(1..4) {
-            world.join(agent);
-        }
-    }
+    world.start_workers(1..4);
     world.fault_after(100_000);
     world.run_for(lease * 12)?;
     world.repair_all();

@@ -7,10 +7,11 @@ mod network;
 mod replication;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use redisson::script::{Call, Value};
-use redisson::{ClientId, Grouping, LockName, Moment};
+use redisson::{ClientId, Grouping, Lease, LockName, Moment};
 
 use super::first_number;
 use super::redis::Redis;
@@ -142,6 +143,15 @@ pub(in crate::core) trait Scenario: Default {
 
     /// Notes that a script ran after its agent had given up its connection.
     fn on_late_script(_world: &mut World<Self>, _agent: usize, _call: &Call) {}
+}
+
+/// Sets a short lease, which the seed determines, and the times that go with it. Returns it in milliseconds.
+pub(super) fn set_lease(settings: &mut Settings, seed: u64) -> u64 {
+    let lease = 600 + seed % 7 * 700;
+    settings.lease = Lease::new(Duration::from_millis(lease)).expect("a lease within bounds");
+    settings.response_timeout = Duration::from_millis(lease / 10);
+    settings.poll_max = Duration::from_secs(1);
+    lease
 }
 
 pub(in crate::core) struct World<S: Scenario> {
@@ -289,6 +299,37 @@ impl<S: Scenario> World<S> {
         self.replication = Some(Replication::new(0, 1));
         self.servers[1].clock_ahead_ms = clock_ahead_ms;
         self
+    }
+
+    /// Starts the workers: so many of each agent.
+    pub(super) fn start_workers(&mut self, count: Range<u64>) {
+        self.working = true;
+        for agent in 0..self.agents.len() {
+            for _ in 0..self.rng.within(count.clone()) {
+                self.join(agent);
+            }
+        }
+    }
+
+    /// Checks that no agent has anything left.
+    pub(super) fn check_idle(&self) -> Verdict {
+        for (index, agent) in self.agents.iter().enumerate() {
+            let (core, channels) = (&agent.core, &agent.wanted_channels);
+            if !core.ops.is_empty() || core.leases.len() > 0 || core.locks.waiting() > 0 {
+                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.leases));
+            }
+            let forgotten = core.locks.is_empty() && core.red.is_empty() && channels.is_empty();
+            if !forgotten || !core.is_idle() {
+                return Err(format!(
+                    "agent {index} remembers {:?} {:?} {channels:?}",
+                    core.locks, core.red
+                ));
+            }
+            if let Some(at) = core.next_deadline() {
+                return Err(format!("agent {index} has a deadline without a purpose: {at:?}"));
+            }
+        }
+        Ok(())
     }
 
     fn set_clocks(&mut self) {
