@@ -188,15 +188,8 @@ mod tests {
     "#;
 
     fn request(name: &str, kind: Kind, wait: Wait) -> LockRequest {
-        LockRequest {
-            name: LockName::new(name.as_bytes()).unwrap(),
-            kind,
-            wait,
-            lease: None,
-            owner: 0,
-            session: None,
-            traceparent: None,
-        }
+        let name = LockName::new(name.as_bytes()).unwrap();
+        LockRequest { kind, wait, ..LockRequest::new(name) }
     }
 
     #[test]

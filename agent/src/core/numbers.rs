@@ -18,6 +18,7 @@ impl Numbers {
         Self { client, first, next: first, random: first.unsigned_abs() | 1 }
     }
 
+    #[cfg(test)]
     pub(in crate::core) fn client(&self) -> ClientId {
         self.client
     }

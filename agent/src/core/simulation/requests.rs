@@ -24,17 +24,9 @@ pub(super) fn lock_request(
     wait: Wait,
     lease: Option<Lease>,
 ) -> LockRequest {
-    LockRequest {
-        name: lock_name(lock),
-        kind,
-        wait,
-        lease,
-        owner: 0,
-        session: None,
-        traceparent: None,
-    }
+    LockRequest { kind, wait, lease, ..LockRequest::new(lock_name(lock)) }
 }
 
 pub(in crate::core) fn hold_request(lock: &str) -> HoldRequest {
-    HoldRequest { name: lock_name(lock), kind: None, owner: 0, session: None }
+    HoldRequest::new(lock_name(lock))
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command, name};
+use super::world::{LEASE, Network, World, lock_command};
 use crate::core::Node;
 use crate::core::lease::hold::Hold;
-use crate::protocol::command::{Command, HoldRequest, LockRequest};
+use crate::protocol::command::{Command, LockRequest};
 use crate::types::ConnectionId;
 
 /// The time that a reply of Redis takes, in milliseconds.
@@ -39,8 +39,7 @@ fn enter(world: &mut World, id: ConnectionId) {
 }
 
 fn extend(world: &mut World, id: ConnectionId, lease: Duration) {
-    let request = HoldRequest { name: name("x"), kind: None, owner: 0, session: None };
-    world.command(id, Command::Extend(request, Lease::new(lease)));
+    world.extend(id, "x", Lease::new(lease));
 }
 
 #[test]

@@ -5,8 +5,7 @@ use std::time::Duration;
 use redisson::script::Value;
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command, name, short};
-use crate::core::simulation::red::hold_request;
+use super::world::{LEASE, Network, World, hold_command, lock_command, name, short};
 use crate::core::{Failure, Node};
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::protocol::resp::Frame;
@@ -365,7 +364,7 @@ fn a_forced_release_close_to_an_unlock_is_reported_as_forced() {
             world.core.on_forced(world.now, Node::Main, &name("x"), number);
         };
         let unlock = |world: &mut World| {
-            world.core.on_command(world.now, a, Command::Unlock(hold_request("x")));
+            world.core.on_command(world.now, a, Command::Unlock(hold_command("x")));
         };
         if unlocked_first {
             unlock(&mut world);
@@ -403,7 +402,7 @@ fn the_next_command_runs_if_an_outcome_arrives_exactly_at_the_deadline() {
         world.lock(a, "x");
         assert_eq!(world.reply(a), "held 1");
         world.network = Network::Slow(3000);
-        world.command(a, Command::Extend(hold_request("x"), Lease::new(LEASE)));
+        world.extend(a, "x", Lease::new(LEASE));
         world.unlock(a, "x");
         let (timeout, op, _) = world.in_flight.remove(0);
         world.served.clear();

@@ -235,10 +235,9 @@ fn a_resumed_session_learns_which_holds_were_lost() {
     world.pass(LEASE);
     let b = world.open_as(0, NEXT);
     world.resume(b, &ticket);
-    let (new, holds) = world.resumed(b);
+    let (_, holds) = world.resumed(b);
     assert!(holds.is_empty(), "{holds:?}");
-    world.command(b, Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO });
-    assert_eq!(world.reply(b), "lost x lock missing");
+    assert_eq!(world.events(b), ["lost x lock missing"]);
     world.unlock(b, "x");
     assert_eq!(world.reply(b), "LOST");
 }
@@ -293,7 +292,7 @@ fn a_successor_agent_keeps_holds_of_every_kind() {
     assert!(world.holders("ungraced").is_empty(), "its lease has run out");
     let c = world.open_as(0, NEXT);
     world.resume(c, &ticket);
-    let (new, mut holds) = world.resumed(c);
+    let (_, mut holds) = world.resumed(c);
     holds.sort();
     let expected = [
         "fair fair 1",
@@ -304,9 +303,7 @@ fn a_successor_agent_keeps_holds_of_every_kind() {
         "sole write 1",
     ];
     assert_eq!(holds, expected);
-    let events = Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO };
-    world.command(c, events);
-    assert_eq!(world.reply(c), "lost brief lock expired");
+    assert_eq!(world.events(c), ["lost brief lock expired"]);
     world.unlock(c, "plain");
     world.unlock(c, "plain");
     world.unlock(c, "fair");
@@ -377,11 +374,9 @@ fn a_successor_agent_reports_holds_only_after_redis_has_confirmed_them() {
     world.resume(b, &ticket);
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
-    let (new, holds) = world.resumed(b);
+    let (_, holds) = world.resumed(b);
     assert_eq!(holds, ["x lock 1"]);
-    let events = Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO };
-    world.command(b, events);
-    assert_eq!(world.reply(b), "lost y lock missing");
+    assert_eq!(world.events(b), ["lost y lock missing"]);
 }
 
 #[test]
@@ -394,11 +389,9 @@ fn a_restored_hold_that_redis_never_confirms_is_lost_after_its_lease() {
     world.pass(LEASE + Duration::from_secs(5));
     let b = world.open_as(0, NEXT);
     world.resume(b, &ticket);
-    let (new, holds) = world.resumed(b);
+    let (_, holds) = world.resumed(b);
     assert!(holds.is_empty(), "{holds:?}");
-    let events = Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO };
-    world.command(b, events);
-    assert_eq!(world.reply(b), "lost x lock unconfirmed");
+    assert_eq!(world.events(b), ["lost x lock unconfirmed"]);
 }
 
 /// Its worker does not know about the failure, and relies on the hold for up to a lease.
@@ -537,8 +530,7 @@ fn a_resumption_answers_the_events_command_of_the_session_that_it_replaces() {
     let (session, secret) = own.clone();
     world.command(of_a, Command::Events { session, secret, wait });
     let b = world.open();
-    world.command(b, Command::Session { grace: None, push: None, deadlines: None });
-    let (session, secret) = ticket(&world.replies_of(b).remove(0));
+    let (session, secret) = world.credentials(b);
     world.command(of_b, Command::Events { session, secret, wait: wait / 2 });
     world.close(a);
     world.resume(b, &own);

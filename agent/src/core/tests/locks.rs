@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command, name, short};
+use super::world::{LEASE, Network, World, hold_command, lock_command, name, short};
 use crate::core::{Bounded, LogLine, Node};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 
@@ -211,8 +211,7 @@ fn owners_of_one_session_exclude_each_other_and_do_not_block_each_other() {
     // The third is granted, but its reply waits for the second's.
     assert_eq!(world.replies_of(a).len(), 1);
     assert_eq!(world.holders("y").len(), 1);
-    let request = HoldRequest { name: name("x"), kind: None, owner: 1, session: None };
-    world.command(a, Command::Unlock(request));
+    world.command(a, Command::Unlock(HoldRequest { owner: 1, ..hold_command("x") }));
     assert_eq!(world.replies_of(a).len(), 3);
 }
 
@@ -313,13 +312,12 @@ fn only_a_readers_lease_becomes_shorter_when_a_re_entry_is_released() {
 fn extend_sets_a_fixed_lease_and_restores_the_watchdog() {
     let mut world = World::new();
     let a = world.open();
-    let request = || HoldRequest { name: name("x"), kind: None, owner: 0, session: None };
     world.lock(a, "x");
-    world.command(a, Command::Extend(request(), Lease::new(Duration::from_secs(5))));
-    world.command(a, Command::Extend(request(), None));
+    world.extend(a, "x", Lease::new(Duration::from_secs(5)));
+    world.extend(a, "x", None);
     world.pass(LEASE * 2);
     assert_eq!(world.holders("x").len(), 1, "the watchdog renews it again");
-    world.command(a, Command::Extend(request(), Lease::new(Duration::from_secs(5))));
+    world.extend(a, "x", Lease::new(Duration::from_secs(5)));
     world.pass(Duration::from_secs(6));
     assert!(
         world.holders("x").is_empty(),

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command, name, short};
+use super::world::{LEASE, Network, World, hold_command, lock_command, name, short};
 use crate::policy::Policy;
-use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::protocol::resp::Frame;
+use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::types::ConnectionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -30,19 +29,11 @@ fn within(ms: u64) -> LockRequest {
 }
 
 fn munlock(world: &mut World, id: ConnectionId, names: &str) {
-    let each = names.split(' ').map(|lock| HoldRequest {
-        name: name(lock),
-        kind: None,
-        owner: 0,
-        session: None,
-    });
-    let requests = each.collect();
-    world.command(id, Command::UnlockAll(requests));
+    world.command(id, Command::UnlockAll(names.split(' ').map(hold_command).collect()));
 }
 
 fn cancel(world: &mut World, by: ConnectionId, whose: ConnectionId) -> String {
-    let session = world.core.session_name(whose).into_bytes();
-    let secret = "01".repeat(16).into_bytes();
+    let (session, secret) = world.credentials(whose);
     world.command(by, Command::Cancel { session, secret, owner: 0 });
     world.reply(by)
 }
@@ -339,15 +330,6 @@ fn mlock_acquires_a_lock_again_that_is_lost_before_the_grant() {
     assert_clean(&mut world);
 }
 
-/// Returns the events of a session whose owner is busy, as read by another session.
-fn events_of(world: &mut World, by: ConnectionId, whose: ConnectionId) -> Vec<String> {
-    let session = world.core.session_name(whose).into_bytes();
-    let secret = "01".repeat(16).into_bytes();
-    world.command(by, Command::Events { session, secret, wait: Duration::ZERO });
-    let Some(Frame::Array(events)) = world.replies_of(by).pop() else { panic!("no events") };
-    events.iter().map(short).collect()
-}
-
 /// Lets an MLOCK wait for its last member for longer than a lease. Its session receives events of renewals.
 fn waiting_for_the_last_one(world: &mut World) -> ConnectionId {
     let a = world.open();
@@ -366,7 +348,7 @@ fn mlock_reports_no_events_of_its_locks_before_the_grant() {
     let (b, a) = (world.open(), waiting_for_the_last_one(&mut world));
     world.pass(LEASE / 2);
     assert!(world.served.contains(&"keep"), "the members are renewed");
-    assert!(events_of(&mut world, b, a).is_empty());
+    assert!(world.events_of(b, a).is_empty());
     // The members are in jeopardy, and then safe again.
     world.network = Network::Down;
     world.pass(LEASE * 3 / 4);
@@ -374,11 +356,11 @@ fn mlock_reports_no_events_of_its_locks_before_the_grant() {
     world.network = Network::Good;
     world.pass(Duration::from_secs(3));
     assert_eq!(world.core.leases.in_jeopardy(), 0);
-    assert!(events_of(&mut world, b, a).is_empty() && world.has_no_reply(a));
+    assert!(world.events_of(b, a).is_empty() && world.has_no_reply(a));
     world.foreign_release("z");
     assert_eq!(world.reply(a), ["held 1"; 41].join(" "));
     world.pass(LEASE / 2);
-    assert!(events_of(&mut world, b, a).iter().any(|event| event.starts_with("valid x0 lock")));
+    assert!(world.events_of(b, a).iter().any(|event| event.starts_with("valid x0 lock")));
     world.close(a);
     assert_clean(&mut world);
 }
@@ -393,7 +375,7 @@ fn mlock_reports_locks_in_jeopardy_when_they_are_granted() {
     let a = waiting_for_the_last_one(&mut world);
     world.network = Network::Down;
     world.pass(LEASE * 3 / 4);
-    assert!(events_of(&mut world, c, a).is_empty());
+    assert!(world.events_of(c, a).is_empty());
     // The grant arrives before some of them are renewed.
     world.network = Network::Good;
     world.unlock(b, "z");
@@ -403,11 +385,11 @@ fn mlock_reports_locks_in_jeopardy_when_they_are_granted() {
         replies = world.replies_of(a);
     }
     assert_eq!(short(&replies[0]), ["held 1"; 41].join(" "));
-    let events = events_of(&mut world, c, a);
+    let events = world.events_of(c, a);
     assert!(!events.is_empty() && events.len() == world.core.leases.in_jeopardy(), "{events:?}");
     assert!(events.iter().all(|event| event.starts_with("jeopardy x")), "{events:?}");
     world.pass(Duration::from_secs(3));
-    let later = events_of(&mut world, c, a);
+    let later = world.events_of(c, a);
     assert_eq!(later.iter().filter(|event| event.starts_with("safe x")).count(), events.len());
     world.close(a);
     assert_clean(&mut world);
@@ -423,7 +405,7 @@ fn a_lock_held_before_a_waiting_mlock_still_reports_jeopardy() {
     mlock(&mut world, a, "x0 y");
     world.network = Network::Down;
     world.pass(LEASE * 3 / 4);
-    let events = events_of(&mut world, b, a);
+    let events = world.events_of(b, a);
     assert!(events[0].starts_with("jeopardy x0 lock"), "{events:?}");
 }
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Replicas, World, lock_command, name};
+use super::world::{LEASE, Replicas, World, lock_command};
 use crate::core::{Bounded, LogLine};
-use crate::protocol::command::{Command, HoldRequest, LockRequest};
+use crate::protocol::command::{Command, LockRequest};
 use crate::types::ConnectionId;
 
 /// Returns a world whose agent requires one replica, and a worker that holds `x`.
@@ -107,8 +107,7 @@ fn a_fixed_lease_lasts_without_replicas_and_is_extended_only_with_them() {
     world.pass(LEASE);
     assert!(world.events(a).is_empty());
     for lease in [Lease::new(fixed), None] {
-        let request = HoldRequest { name: name("x"), kind: None, owner: 0, session: None };
-        world.command(a, Command::Extend(request, lease));
+        world.extend(a, "x", lease);
         let replies = world.replies_of(a);
         let sentence = format!("{replies:?}");
         assert!(sentence.contains("UNAVAILABLE `x`: its lease is not changed: 0 of"), "{sentence}");

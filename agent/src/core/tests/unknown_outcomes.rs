@@ -4,13 +4,9 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command, name, short};
-use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use super::world::{LEASE, Network, World, lock_command, short};
+use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::types::ConnectionId;
-
-fn request(lock: &str, owner: i64) -> HoldRequest {
-    HoldRequest { name: name(lock), kind: None, owner, session: None }
-}
 
 fn lock_as(world: &mut World, id: ConnectionId, owner: i64, lock: &str, wait_ms: u64) {
     let wait = Wait::AtMost(Duration::from_millis(wait_ms));
@@ -107,7 +103,7 @@ fn a_release_is_repeated_for_as_long_as_redis_may_keep_the_lock() {
     let a = world.open();
     let hour = lease(3_600_000);
     world.command(a, Command::Lock(LockRequest { lease: hour, ..lock_command("x") }));
-    world.command(a, Command::Extend(request("x", 0), lease(5000)));
+    world.extend(a, "x", lease(5000));
     world.network = Network::Down;
     world.unlock(a, "x");
     world.pass(Duration::from_secs(120));

@@ -121,6 +121,14 @@ pub struct HoldRequest {
     pub session: Option<SessionName>,
 }
 
+impl HoldRequest {
+    /// Returns a request for a hold of any kind.
+    #[must_use]
+    pub fn new(name: LockName) -> Self {
+        Self { name, kind: None, owner: 0, session: None }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListRequest {
     /// A glob that names must match.

@@ -110,7 +110,7 @@ fn lock(name: LockName, mut options: Options<'_>) -> Parsed<LockRequest> {
 }
 
 fn hold(name: LockName, mut options: Options<'_>) -> Parsed<HoldRequest> {
-    let mut request = HoldRequest { name, kind: None, owner: 0, session: None };
+    let mut request = HoldRequest::new(name);
     while let Some(word) = options.next() {
         match word.as_slice() {
             b"KIND" => request.kind = Some(options.kind()?),

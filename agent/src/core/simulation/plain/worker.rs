@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redisson::{HolderId, Kind, Lease};
 
-use super::super::requests::lock_name;
+use super::super::requests::{hold_request, lock_name};
 use super::super::schedule::micros;
 use super::super::seeds::Verdict;
 use super::event::{Event, Input};
@@ -201,7 +201,7 @@ impl Simulation {
     }
 
     fn request(lock: &str, owner: usize) -> HoldRequest {
-        HoldRequest { name: lock_name(lock), kind: None, owner: owner as i64, session: None }
+        HoldRequest { owner: owner as i64, ..hold_request(lock) }
     }
 
     fn unlock(&mut self, host: usize, id: ConnectionId, owner: usize, lock: &'static str) {

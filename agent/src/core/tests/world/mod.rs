@@ -132,6 +132,10 @@ pub(super) fn lock_command(lock: &str) -> LockRequest {
     LockRequest::new(name(lock))
 }
 
+pub(super) fn hold_command(lock: &str) -> HoldRequest {
+    HoldRequest::new(name(lock))
+}
+
 fn core(run: i64, now: Moment, min_replicas: u32) -> Core {
     let lease = Lease::new(LEASE).unwrap();
     let settings = Settings { lease, min_replicas, ..settings::settings() };
@@ -260,8 +264,11 @@ impl World {
     }
 
     pub(super) fn unlock(&mut self, id: ConnectionId, lock: &str) {
-        let request = HoldRequest { name: name(lock), kind: None, owner: 0, session: None };
-        self.command(id, Command::Unlock(request));
+        self.command(id, Command::Unlock(hold_command(lock)));
+    }
+
+    pub(super) fn extend(&mut self, id: ConnectionId, lock: &str, lease: Option<Lease>) {
+        self.command(id, Command::Extend(hold_command(lock), lease));
     }
 
     /// Lets time pass in steps no longer than the agent's tick.
@@ -509,11 +516,21 @@ impl World {
 
     /// Returns the events of a session, as `word lock detail`.
     pub(super) fn events(&mut self, id: ConnectionId) -> Vec<String> {
-        let session = self.core.session_name(id).into_bytes();
-        let secret = "01".repeat(16).into_bytes();
-        self.command(id, Command::Events { session, secret, wait: Duration::ZERO });
-        let Some(Frame::Array(events)) = self.replies_of(id).pop() else { panic!("no events") };
+        self.events_of(id, id)
+    }
+
+    /// Returns the events of a session, as read by another one.
+    pub(super) fn events_of(&mut self, by: ConnectionId, whose: ConnectionId) -> Vec<String> {
+        let (session, secret) = self.credentials(whose);
+        self.command(by, Command::Events { session, secret, wait: Duration::ZERO });
+        let Some(Frame::Array(events)) = self.replies_of(by).pop() else { panic!("no events") };
         events.iter().map(short).collect()
+    }
+
+    /// Returns the id and the secret of a session.
+    pub(super) fn credentials(&self, id: ConnectionId) -> (Vec<u8>, Vec<u8>) {
+        let secret = self.core.sessions.get(&id).unwrap().secret_text();
+        (self.core.session_name(id).into_bytes(), secret.into_bytes())
     }
 }
 

@@ -16,15 +16,7 @@ fn read(line: &str) -> Result<Command, String> {
 }
 
 fn plain(name: &str) -> LockRequest {
-    LockRequest {
-        name: LockName::new(name.as_bytes()).unwrap(),
-        kind: Kind::Lock,
-        wait: Wait::Forever,
-        lease: None,
-        owner: 0,
-        session: None,
-        traceparent: None,
-    }
+    LockRequest::new(LockName::new(name.as_bytes()).unwrap())
 }
 
 #[test]
@@ -60,12 +52,8 @@ fn lock_takes_all_its_options() {
 
 #[test]
 fn all_other_commands_are_parsed() {
-    let hold = HoldRequest {
-        name: LockName::new(&b"a"[..]).unwrap(),
-        kind: Some(Kind::Lock),
-        owner: 7,
-        session: Some(b"s".to_vec()),
-    };
+    let (kind, session) = (Some(Kind::Lock), Some(b"s".to_vec()));
+    let hold = HoldRequest { kind, owner: 7, session, ..HoldRequest::new(plain("a").name) };
     assert_eq!(read("UNLOCK a KIND lock OWNER 7 IN s"), Ok(Command::Unlock(hold.clone())));
     assert_eq!(
         read("EXTEND a 5000 KIND lock OWNER 7 IN s"),
@@ -185,12 +173,8 @@ fn mlock_and_munlock_name_several_locks() {
     };
     let other = LockRequest { name: plain("a").name, ..like.clone() };
     assert_eq!(read(full), Ok(Command::LockAll(vec![like, other])));
-    let hold = |name| HoldRequest {
-        name: plain(name).name,
-        kind: Some(Kind::Read),
-        owner: 3,
-        session: None,
-    };
+    let kind = Some(Kind::Read);
+    let hold = |name| HoldRequest { kind, owner: 3, ..HoldRequest::new(plain(name).name) };
     let expected = Command::UnlockAll(vec![hold("b"), hold("a")]);
     assert_eq!(expected.owner(), 3);
     assert_eq!(read("munlock 2 b a kind read owner 3"), Ok(expected));
