@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use harness::eventually;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Desk, guard, is_there, kill, until_gone};
 
@@ -89,11 +89,36 @@ async fn a_waiting_lockctl_leaves_nothing_when_killed() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_lock_that_is_granted_while_lockctl_ends_is_released_despite_its_grace() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut other = desk.bench.session().await?;
+    crate::agent::lock(&mut other, "LOCK a").await?;
+    let mut run = desk.exec("--grace 10m a", "touch ran")?;
+    desk.bench.until_waiting("a", 1).await?;
+    // The guard is about to learn of the grant when it finds that lockctl has been killed.
+    let guard = guard(&run)?;
+    kill_process(guard, Signal::STOP)?;
+    eventually("the stop of the guard", async || {
+        let stat = std::fs::read_to_string(format!("/proc/{guard}/stat"))?;
+        anyhow::ensure!(stat.contains(") T "), "{stat}");
+        Ok(())
+    })
+    .await;
+    other.call("UNLOCK a").await?.ok()?;
+    run.0.kill()?;
+    kill_process(guard, Signal::CONT)?;
+    until_gone(guard).await;
+    desk.bench.until_free("a").await;
+    assert!(!desk.path("ran").exists());
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_stopped_command_keeps_its_lock() -> Result<()> {
     let mut desk = Desk::hasty().await?;
     let mut run = desk.exec("a", "echo $$ > shell; while :; do sleep 0.05; done")?;
     let shell = desk.pid("shell").await?;
-    rustix::process::kill_process(shell, Signal::STOP)?;
+    kill_process(shell, Signal::STOP)?;
     let metric = "lockscope_agent_renewals_total";
     desk.bench.until_metric(metric, &[("outcome", "renewed")], 4.0).await;
     assert!(!desk.bench.is_free("a").await?);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::grant::Grant;
 use crate::cli::ExecArgs;
@@ -19,6 +19,9 @@ use crate::reply::{Fields as _, printable};
 const QUIET_WAIT: Duration = Duration::from_secs(1);
 /// The time limit for an agent to return: longer than one takes to drain and the next one to start.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time limit for ending a session that is no longer needed: longer than an agent takes to notice the end of its
+/// connection.
+const END_TIMEOUT: Duration = Duration::from_secs(3);
 /// The interval of attempts to reach an agent.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -42,10 +45,23 @@ struct Abandoned {
 
 /// The state of the attempts so far.
 #[derive(Debug, Default)]
-struct Attempts {
+pub(crate) struct Attempts {
     /// The instant since which no agent has opened a session.
     agent_lost: Option<Instant>,
     abandoned: Option<Abandoned>,
+}
+
+impl Attempts {
+    /// Ends the session of the last attempt if no command follows: with grace it would outlive its connection, with the
+    /// locks that it may have been granted meanwhile.
+    pub(crate) async fn end(self, socket: &Path, args: &ExecArgs) {
+        let Some(session) = self.abandoned else { return };
+        let ended = timeout(END_TIMEOUT, end_session(socket, &session)).await;
+        if !matches!(ended, Ok(Ok(()))) {
+            let grace = duration::format(args.grace.unwrap_or_default());
+            notice(&format!("{}: may stay locked for another {grace}", args.lock_names()));
+        }
+    }
 }
 
 /// Acquires the locks, across restarts of the agent.
@@ -56,12 +72,12 @@ pub(crate) async fn acquire(
     socket: &Path,
     args: &ExecArgs,
     traceparent: Option<&str>,
+    attempts: &mut Attempts,
 ) -> Result<Granted, Exit> {
     let began = Instant::now();
     let deadline = if args.try_once { Some(began) } else { args.wait.map(|wait| began + wait) };
-    let mut attempts = Attempts::default();
     loop {
-        let failure = match attempt(socket, args, deadline, traceparent, &mut attempts).await {
+        let failure = match attempt(socket, args, deadline, traceparent, attempts).await {
             Ok(Some(granted)) if granted.grant.is_over() => {
                 // This process was stopped meanwhile, and others may hold the locks. Dropping the session releases them.
                 notice(&format!("the grant of {} came too late", args.lock_names()));

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
+use super::acquire::{Attempts, acquire};
 use super::command::CommandGroup;
 use super::control::{FrontMessage, GuardControl};
+use super::environment;
 use super::supervisor::Supervisor;
-use super::{acquire, environment};
 use crate::cli::ExecArgs;
 use crate::exit::Exit;
 use crate::output::notice;
@@ -50,28 +51,42 @@ async fn serve(
     front: i32,
 ) -> io::Result<Exit> {
     let traceparent = environment::traceparent();
-    let acquiring = acquire::acquire(socket, args, traceparent.as_deref());
-    let mut acquiring = std::pin::pin!(acquiring);
-    let granted = loop {
-        let number = tokio::select! {
-            biased;
-            message = control.next() => match message {
-                FrontMessage::FrontDied => return Ok(Exit::OS),
-                FrontMessage::Signal(number) => number,
-            },
-            number = signals.next() => number,
-            granted = &mut acquiring => match granted {
-                Ok(granted) => break granted,
-                Err(exit) => return Ok(exit),
-            },
-        };
-        // No command runs yet. Closing the connection ends the wait.
-        if signals::terminates(number) {
-            return Ok(Exit::signal(number));
+    let mut attempts = Attempts::default();
+    let granted = {
+        let acquiring = acquire(socket, args, traceparent.as_deref(), &mut attempts);
+        let mut acquiring = std::pin::pin!(acquiring);
+        loop {
+            let number = tokio::select! {
+                biased;
+                message = control.next() => match message {
+                    FrontMessage::FrontDied => break Err(Exit::OS),
+                    FrontMessage::Signal(number) => number,
+                },
+                number = signals.next() => number,
+                granted = &mut acquiring => break granted,
+            };
+            // No command runs yet. Closing the connection ends the wait.
+            if signals::terminates(number) {
+                break Err(Exit::signal(number));
+            }
         }
     };
-    let group =
-        CommandGroup::start(args, &granted.grant, socket, traceparent.as_deref(), stdin, front)?;
+    let granted = match granted {
+        Ok(granted) => granted,
+        Err(exit) => {
+            attempts.end(socket, args).await;
+            return Ok(exit);
+        }
+    };
+    let traceparent = traceparent.as_deref();
+    let group = match CommandGroup::start(args, &granted.grant, socket, traceparent, stdin, front) {
+        Ok(group) => group,
+        Err(error) => {
+            drop(granted);
+            attempts.end(socket, args).await;
+            return Err(error);
+        }
+    };
     control.report_running(group.number()).await;
     Ok(Supervisor::new(socket, args, granted, group).run(control, signals).await)
 }
