@@ -357,9 +357,8 @@ impl Releases {
             }
             Err(error) => return Err(error),
         };
-        running.ended().await;
-        let outcome = running.so_far().pop().map(|(_, outcome)| outcome);
-        Ok(outcome.unwrap_or_else(|| Outcome::Unknown("the release was interrupted".to_owned())))
+        let outcome = running.outcomes().await.pop().map(|(_, outcome)| outcome);
+        Ok(outcome.unwrap_or_else(|| Outcome::Unknown("there was no reply in time".to_owned())))
     }
 
     /// Sends the script that compares and releases.

@@ -13,7 +13,7 @@ use redisson::shape::{ForeignHolder, Holder, LockHash};
 use redisson::{HolderId, Moment};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{Operator, Outcome, RateLimit, ReleaseError, VALID};
 use crate::access::shares::gives_way;
@@ -29,6 +29,9 @@ const LATEST_RUN: Duration = Duration::from_secs(10);
 const ID_LEN: usize = 24;
 /// The time for which a used offer is kept, so that a repeated request learns of the outcomes.
 const KEPT: Duration = Duration::from_secs(3_600);
+
+/// The longest wait for outcomes. The response to a request has to begin within five seconds.
+const OUTCOMES_WITHIN: Duration = Duration::from_secs(4);
 
 /// The state of a lock that an operator has seen.
 #[derive(Debug)]
@@ -298,17 +301,12 @@ impl Running {
         self.of
     }
 
-    /// Returns the outcomes so far.
-    #[must_use]
-    pub fn so_far(&self) -> Outcomes {
-        self.outcomes.borrow().clone()
-    }
-
-    /// Waits for all outcomes.
-    pub async fn ended(&self) {
+    /// Waits for all outcomes, within the time of a request, and returns those so far. The remaining releases continue.
+    pub async fn outcomes(&self) -> Outcomes {
         let all = |outcomes: &Outcomes| outcomes.len() >= self.of;
         // A task that ends without an outcome sends none any more.
-        drop(self.outcomes.clone().wait_for(all).await);
+        drop(timeout(OUTCOMES_WITHIN, self.outcomes.clone().wait_for(all)).await);
+        self.outcomes.borrow().clone()
     }
 }
 
@@ -567,11 +565,9 @@ mod tests {
         let Ok(Begun::Now(outcomes, running)) = begin(Target::Lock, now) else { panic!("begun") };
         let Ok(Begun::Before(second)) = begin(Target::Lock, now) else { panic!("repeated") };
         assert_eq!(begin(place, now).err(), Some(ReleaseError::Stale));
-        assert!(second.so_far().is_empty());
         outcomes.send_modify(|all| all.push((id.clone(), Outcome::Released)));
         for running in [running, second] {
-            running.ended().await;
-            assert_eq!(running.so_far(), [(id.clone(), Outcome::Released)]);
+            assert_eq!(running.outcomes().await, [(id.clone(), Outcome::Released)]);
         }
         // A page may be loaded again much later.
         let later = now + VALID * 2;
@@ -591,8 +587,7 @@ mod tests {
         let begun = offers.begin(&seen, (None, 1), &RateLimit::new(1), Instant::now());
         let Ok(Begun::Now(outcomes, running)) = begun else { panic!("begun") };
         drop(outcomes);
-        running.ended().await;
-        assert!(running.so_far().is_empty());
+        assert!(running.outcomes().await.is_empty());
     }
 
     #[test]

@@ -18,8 +18,8 @@ use crate::redis::{CLIENT_NAME, TIMEOUT, resolver_options};
 /// The most redirects that one script follows, since nodes that disagree may redirect in circles.
 const MAX_REDIRECTS: usize = 3;
 /// The time for which a script is retried while its slot moves: its keys are then on two nodes, so that neither runs
-/// it. Most slots move within moments.
-const MOVING_TIMEOUT: Duration = Duration::from_secs(5);
+/// it. Most slots move within moments. It is shorter than the wait of a request for the outcome.
+const MOVING_TIMEOUT: Duration = Duration::from_secs(3);
 /// The interval of these retries.
 const MOVING_INTERVAL: Duration = Duration::from_millis(100);
 

@@ -180,7 +180,10 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
     asked(&mut there, &format!("DEL {new}")).await?;
     let seen = lock(&dashboard, &new, |lock| lock["state"] == "free").await;
     assert_eq!(problems(&seen), [""; 0]);
-    // No node runs a release yet, because some of its keys are elsewhere. The dashboard tries again until one does.
+    // No node runs a release yet, because some of its keys are elsewhere. The dashboard tries again until one does, but
+    // for no longer than a request may take.
+    let given_up = dashboard.release(&name, "lock").await?;
+    assert_eq!(given_up["outcome"], "refused", "{given_up}");
     let ended = async {
         eventually("the release to be tried again", async || {
             let stats = there.call("INFO commandstats").await?.text();

@@ -2,13 +2,11 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{ConnectInfo, Query};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use futures_util::StreamExt as _;
-use tokio::time::timeout;
 
 use super::acknowledge::{AcknowledgeRequest, acknowledge_all};
 use super::release::{NOTHING_TO_RELEASE, error_status, read_offer, releases_off};
@@ -19,17 +17,15 @@ use crate::http::error::{ApiError, rendered};
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
 use crate::http::page_request::PageRequest;
 use crate::http::params::{IncidentParams, Params, understood};
-use crate::model::types::{LockId, ProblemKind};
+use crate::model::types::ProblemKind;
 use crate::query::Published;
 use crate::query::incidents::IncidentRow;
 use crate::release::batch::{Batch, BatchRequest, MAX_LOCKS, choices};
-use crate::release::{Operator, Outcome, ReleaseError, Releases, Running};
+use crate::release::{Operator, ReleaseError, Releases, Running};
 use crate::views::{self, IncidentPage, IncidentStep};
 
 /// The number of locks that are read at once.
 const READS_AT_ONCE: usize = 16;
-/// The longest wait for the outcomes of a batch, which continues in any case.
-const OUTCOMES_WITHIN: Duration = Duration::from_secs(4);
 
 /// Returns whether a request names that incident.
 fn names(app: &App, params: &Params<IncidentParams>, incident: &IncidentRow) -> bool {
@@ -266,7 +262,7 @@ pub async fn release_from_page(
             requested(&page.app, &page.visitor, peer, params, form)?;
         let (status, step) = match release {
             Ok(running) => {
-                let outcomes = received(&running).await;
+                let outcomes = running.outcomes().await;
                 (StatusCode::OK, IncidentStep::Done { outcomes, of: running.size() })
             }
             Err(error) => {
@@ -278,11 +274,4 @@ pub async fn release_from_page(
         Ok(shown(status, &page, incident, step))
     };
     page.answered(response.await)
-}
-
-/// Returns the outcomes within the time of a request; the remaining releases continue.
-pub(super) async fn received(running: &Running) -> Vec<(LockId, Outcome)> {
-    // After that time some outcomes are missing.
-    timeout(OUTCOMES_WITHIN, running.ended()).await.unwrap_or_default();
-    running.so_far()
 }

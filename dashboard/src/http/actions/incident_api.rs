@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::incident::{offer, received, releasable, requested};
+use super::incident::{offer, releasable, requested};
 use super::release::rejected;
 use crate::clock::{SteadyMillis, millis};
 use crate::http::app::App;
@@ -141,7 +141,7 @@ pub(in crate::http) async fn from_api(
         Ok(release) => release,
         Err(error) => return Ok(rejected(&error)),
     };
-    let done = received(&release).await;
+    let done = release.outcomes().await;
     let running = release.size().saturating_sub(done.len());
     let outcomes = done.into_iter().map(|(lock, outcome)| LockOutcomeJson {
         lock,
