@@ -1,18 +1,22 @@
 //! Tests of the history: everything that survives a restart of the dashboard.
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
 use crate::serving::Dashboard;
+
+async fn with_history(server: &RedisServer, folder: &TempDir) -> Dashboard {
+    let folder = folder.path().to_str().unwrap();
+    Dashboard::with(&["--redis-url", &server.url(), "--history-dir", folder]).await
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ages_and_past_holds_survive_a_restart() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
-    let url = server.url();
-    let flags = ["--redis-url", &url, "--history-dir", folder.path().to_str().unwrap()];
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     take(&mut redis, b"a", HOLDER, 600_000);
     dashboard.lock_when("a", |lock| lock["state"] == "held").await;
     // A release can be distinguished from an expiry only while its message is received.
@@ -23,7 +27,7 @@ async fn ages_and_past_holds_survive_a_restart() {
     take(&mut redis, b"a", &thread(2), 600_000);
     let before = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
     dashboard.stop().await;
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     let lock = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
     assert_eq!(lock["holders"][0]["since"]["at"], before["holders"][0]["since"]["at"]);
     let first = &lock["past"][0];
@@ -101,9 +105,7 @@ async fn problems_go_on_and_what_ended_meanwhile_is_over() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
-    let url = server.url();
-    let flags = ["--redis-url", &url, "--history-dir", folder.path().to_str().unwrap()];
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     for name in ["kept", "gone"] {
         take(&mut redis, name.as_bytes(), HOLDER, 600_000);
         dashboard.lock_when(name, |lock| lock["state"] == "held").await;
@@ -113,7 +115,7 @@ async fn problems_go_on_and_what_ended_meanwhile_is_over() {
     let before = dashboard.lock_when("kept", leaked).await;
     dashboard.stop().await;
     run::<()>(&mut redis, &["DEL", "gone"]);
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     let after = dashboard.lock_when("kept", leaked).await;
     assert_eq!(after["problems"][0]["since"], before["problems"][0]["since"]);
     let path = "/api/v1/events?from=2001-01-01T00:00:00Z&name=gone";
@@ -127,13 +129,11 @@ async fn the_holds_of_an_unknown_client_are_remembered_by_its_field() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
-    let url = server.url();
-    let flags = ["--redis-url", &url, "--history-dir", folder.path().to_str().unwrap()];
     take(&mut redis, b"a", "worker <1>", 600_000);
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     let before = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
     dashboard.stop().await;
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     let lock = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
     assert_eq!(lock["holders"][0]["since"]["at"], before["holders"][0]["since"]["at"]);
     dashboard.source_when("channels", "on").await;

@@ -296,18 +296,24 @@ async fn one_reader_and_one_dead_place_go_alone() {
         .await;
 }
 
+/// Returns the offer of the lock `a`, whose server hangs from then on.
+async fn offered_by_a_hanging_redis(server: &RedisServer, dashboard: &Dashboard) -> Value {
+    let mut redis = server.connect();
+    // The server has cached the script from here on, so a call that is sent while it hangs runs later.
+    take(&mut redis, b"first", HOLDER, 600_000);
+    let first = look(dashboard, "first").await;
+    assert_eq!(release(dashboard, "first", &first, "lock").await.status, 200);
+    take(&mut redis, b"a", HOLDER, 600_000);
+    let seen = look(dashboard, "a").await;
+    server.freeze();
+    seen
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
     let server = RedisServer::start();
-    let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
-    // The server has cached the script from here on, so a call that is sent while it hangs runs later.
-    take(&mut redis, b"first", HOLDER, 600_000);
-    let seen = look(&dashboard, "first").await;
-    assert_eq!(release(&dashboard, "first", &seen, "lock").await.status, 200);
-    take(&mut redis, b"a", HOLDER, 600_000);
-    let seen = look(&dashboard, "a").await;
-    server.freeze();
+    let seen = offered_by_a_hanging_redis(&server, &dashboard).await;
     let answer = release(&dashboard, "a", &seen, "lock").await;
     assert_eq!(outcome(&answer), (504, "unknown".to_owned()));
     assert!(answer.json()["detail"].as_str().unwrap().contains("may yet be"), "{answer:?}");
@@ -339,14 +345,8 @@ async fn a_release_whose_messages_redis_refuses_is_a_release() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_is_recorded_although_its_visitor_has_disconnected() {
     let server = RedisServer::start();
-    let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
-    take(&mut redis, b"first", HOLDER, 600_000);
-    let seen = look(&dashboard, "first").await;
-    assert_eq!(release(&dashboard, "first", &seen, "lock").await.status, 200);
-    take(&mut redis, b"a", HOLDER, 600_000);
-    let seen = look(&dashboard, "a").await;
-    server.freeze();
+    let seen = offered_by_a_hanging_redis(&server, &dashboard).await;
     let dropped = release(&dashboard, "a", &seen, "lock");
     assert!(timeout(Duration::from_millis(300), dropped).await.is_err(), "Redis hangs");
     let again = release(&dashboard, "a", &seen, "lock").await;
