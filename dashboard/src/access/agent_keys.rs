@@ -1,14 +1,14 @@
 //! The public keys of agents, which are read again when their file changes.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use service_kit::signing::PublicKey;
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
-use super::file_version::{CHECK_INTERVAL, FileVersion};
+use super::text_file::{CHECK_INTERVAL, FileVersion, entries, read};
 
 /// The longest name of a key in characters.
 const MAX_NAME: usize = 64;
@@ -31,11 +31,7 @@ impl Keys {
     /// A sentence for each wrong line, and for a text without keys.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
         let (mut keys, mut mistakes) = (HashMap::new(), Vec::new());
-        for (number, line) in (1_usize..).zip(text.lines()) {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
+        for (number, line) in entries(text) {
             match key(line) {
                 Ok((name, key)) => {
                     if keys.insert(key.id(), (key, name)).is_some() {
@@ -72,7 +68,7 @@ impl AgentKeys {
     /// # Errors
     /// A sentence for each mistake, with the path.
     pub fn open(path: PathBuf) -> Result<Self, Vec<String>> {
-        let keys = Arc::new(RwLock::new(read(&path)?));
+        let keys = Arc::new(RwLock::new(read(&path, Keys::parse)?));
         Ok(Self { path, keys })
     }
 
@@ -104,7 +100,7 @@ impl AgentKeys {
 
     /// Reads the file. An invalid file changes nothing.
     fn reload(&self) {
-        match read(&self.path) {
+        match read(&self.path, Keys::parse) {
             Ok(fresh) => {
                 tracing::info!(file = %self.path.display(), keys = fresh.0.len(), "agent keys reloaded");
                 *self.keys.write().unwrap_or_else(PoisonError::into_inner) = fresh;
@@ -115,13 +111,6 @@ impl AgentKeys {
             }
         }
     }
-}
-
-fn read(path: &Path) -> Result<Keys, Vec<String>> {
-    let file = path.display();
-    let text = std::fs::read_to_string(path).map_err(|error| vec![format!("{file}: {error}")])?;
-    Keys::parse(&text)
-        .map_err(|mistakes| mistakes.iter().map(|mistake| format!("{file}, {mistake}")).collect())
 }
 
 #[cfg(test)]

@@ -7,11 +7,11 @@
 pub mod agent_keys;
 pub mod attempts;
 pub mod csrf;
-mod file_version;
 pub mod logins;
 pub mod proxy;
 pub mod rights;
 pub mod shares;
+mod text_file;
 pub mod token_file;
 pub mod tokens;
 

@@ -1,6 +1,5 @@
 //! The token file, which is read again when it changes.
 
-use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
-use super::file_version::{CHECK_INTERVAL, FileVersion};
+use super::text_file::{CHECK_INTERVAL, FileVersion, read};
 use super::tokens::Tokens;
 
 /// The tokens of a file from when it was last valid.
@@ -26,7 +25,7 @@ impl TokenFile {
     /// # Errors
     /// A sentence for each mistake, without the tokens.
     pub fn open(path: PathBuf) -> Result<Self, Vec<String>> {
-        let tokens = read(&path)?;
+        let tokens = read(&path, Tokens::parse)?;
         if tokens.count() == 0 {
             let why = "there is no token in it: expected lines `token,name`";
             return Err(vec![format!("{}, {why}", path.display())]);
@@ -69,7 +68,7 @@ impl TokenFile {
     /// file without tokens may be about to be written, so it ends all tokens only if it is `settled`.
     pub fn reload(&self, settled: bool) {
         self.empty.store(false, Ordering::Relaxed);
-        match read(&self.path) {
+        match read(&self.path, Tokens::parse) {
             Ok(fresh) if fresh.count() == 0 && !settled => {
                 self.empty.store(true, Ordering::Relaxed);
                 tracing::warn!(file = %self.path.display(), "token file is empty; revoking all tokens unless it changes");
@@ -85,12 +84,4 @@ impl TokenFile {
             }
         }
     }
-}
-
-fn read(path: &std::path::Path) -> Result<Tokens, Vec<String>> {
-    let text =
-        fs::read_to_string(path).map_err(|error| vec![format!("{}: {error}", path.display())])?;
-    Tokens::parse(&text).map_err(|mistakes| {
-        mistakes.into_iter().map(|mistake| format!("{}, {mistake}", path.display())).collect()
-    })
 }

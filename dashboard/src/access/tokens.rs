@@ -7,6 +7,7 @@ use ring::digest;
 use tokio_util::sync::CancellationToken;
 
 use super::rights::Rights;
+use super::text_file::entries;
 use super::{AuthMethod, Stay, Visitor};
 
 /// The shortest token that cannot be guessed.
@@ -69,11 +70,7 @@ impl Tokens {
     /// A sentence for each wrong line, with its number and without the token.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
         let (mut tokens, mut mistakes) = (HashMap::new(), Vec::new());
-        for (number, line) in (1_usize..).zip(text.lines()) {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
+        for (number, line) in entries(text) {
             match token(line, number) {
                 Ok((digest, token)) => {
                     if tokens.insert(digest, Arc::new(token)).is_some() {
