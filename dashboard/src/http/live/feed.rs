@@ -179,11 +179,13 @@ struct Feed {
 impl Feed {
     async fn run(mut self) {
         let stop = self.feeds.app().stop.clone();
-        stop.run_until_cancelled(self.publish_versions()).await;
-        self.feeds.senders().remove(&self.key);
+        if stop.run_until_cancelled(self.publish_versions()).await.is_none() {
+            self.feeds.senders().remove(&self.key);
+        }
     }
 
-    /// Publishes versions until the page has no readers, or until its first version exceeds the remaining memory.
+    /// Publishes versions until the page has no readers, or until its first version exceeds the remaining memory. Then the
+    /// page is closed already, and another task may have opened it again.
     async fn publish_versions(&mut self) {
         let feeds = self.feeds.clone();
         loop {
@@ -196,6 +198,7 @@ impl Feed {
             match version {
                 Ok(Some(version)) => {
                     if self.reserved.take().is_some() && feeds.0.memory.exceeded() {
+                        feeds.senders().remove(&self.key);
                         return;
                     }
                     self.sender.send_replace(Some(Arc::new(version)));
