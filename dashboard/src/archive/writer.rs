@@ -35,11 +35,14 @@ const PRUNE_ROWS: usize = BATCH;
 const VACUUM_PAGES: u32 = 2_000;
 /// Removes the oldest rows of each table that can be large, with the least valuable table first. Rows that have not
 /// ended remain.
-const REMOVE_OLDEST: [&str; 2] = [
+const REMOVE_OLDEST: [&str; 4] = [
+    "DELETE FROM act WHERE rowid IN
+     (SELECT rowid FROM act WHERE what = 'release_rejected' ORDER BY at LIMIT ?1)",
     "DELETE FROM hold WHERE rowid IN
      (SELECT rowid FROM hold WHERE ended IS NOT NULL ORDER BY ended LIMIT ?1)",
     "DELETE FROM problem WHERE rowid IN
      (SELECT rowid FROM problem WHERE cleared IS NOT NULL ORDER BY cleared LIMIT ?1)",
+    "DELETE FROM act WHERE rowid IN (SELECT rowid FROM act ORDER BY at LIMIT ?1)",
 ];
 
 /// The writer of the history. Its folder is locked as long as this value exists.
@@ -214,13 +217,13 @@ impl Table {
     /// true or the file is much larger than its limit. Otherwise new rows use the free pages.
     fn limit_size(&self, vacuum: bool) -> rusqlite::Result<()> {
         let whole = self.number("page_count")?;
-        let used = whole.saturating_sub(self.number("freelist_count")?);
         let limit = self.limit / self.number("page_size")?.max(1);
-        if used > limit {
-            let mut rows = PRUNE_ROWS;
-            for remove in REMOVE_OLDEST {
-                rows -= self.connection.prepare_cached(remove)?.execute([rows])?.min(rows);
+        let mut rows = PRUNE_ROWS;
+        for remove in REMOVE_OLDEST {
+            if whole.saturating_sub(self.number("freelist_count")?) <= limit {
+                break;
             }
+            rows -= self.connection.prepare_cached(remove)?.execute([rows])?.min(rows);
         }
         if vacuum || whole > limit + limit / 8 {
             // Each step of this statement releases one page.
@@ -400,6 +403,7 @@ pub(super) fn stored(at: SteadyMillis) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
     use std::ops::Range;
     use std::path::Path;
 
@@ -470,6 +474,41 @@ mod tests {
         assert_eq!(of("SELECT max(ended) FROM hold"), Some(17 * 5_000), "the newest stay");
         assert!(of("SELECT min(ended) FROM hold") > Some(5 * 5_000), "the oldest are gone");
         assert_eq!(of("SELECT began FROM hold WHERE ended IS NULL"), Some(1), "it lasts");
+    }
+
+    #[test]
+    fn a_flood_of_operators_actions_stays_below_the_limit_and_rejected_ones_go_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let (limit, now) = (2 * MIB, SteadyMillis(1_000));
+        let mut table = table(folder.path(), limit);
+        let act = |what| {
+            let action = OperatorAction {
+                at: now,
+                who: "anna".to_owned(),
+                from: IpAddr::from([127, 0, 0, 1]),
+                what,
+                subject: "lock".to_owned(),
+                reason: "x".repeat(500),
+                was: String::new(),
+                outcome: String::new(),
+            };
+            ArchiveEntry::Acted(lock(1), Box::new(action))
+        };
+        let mut flood = |what, number: usize| {
+            let batch: Vec<ArchiveEntry> = (0..1_000).map(|_| act(what)).collect();
+            for _ in 0..number {
+                write(&mut table, &batch);
+                assert!(size(&table) < 2 * limit, "{} bytes", size(&table));
+            }
+            let count = |rows: &str| -> i64 {
+                let query = format!("SELECT count(*) FROM {rows}");
+                table.connection.query_row(&query, [], |row| row.get(0)).unwrap()
+            };
+            (count("hold"), count("act WHERE what = 'force_released'"))
+        };
+        assert_eq!(flood("force_released", 1), (0, 1_000));
+        assert_eq!(flood("release_rejected", 9), (0, 1_000), "the others stay");
+        flood("acknowledged", 9);
     }
 
     #[test]
