@@ -1,6 +1,7 @@
 //! The locks that workers of agents wait for. Each agent publishes them in one value.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::Value;
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use service_kit::redis::{CallError, ServerError};
 
 use super::read::integer;
-use super::registry::{MAX_HOST, Registry};
+use super::registry::{MAX_HOST, Registry, denial};
 use super::registry_entry::is_believed;
 use super::scope::Scope;
 use crate::access::agent_keys::AgentKeys;
@@ -68,15 +69,16 @@ impl KnownAgents {
 /// A reader of the values of all known agents.
 #[derive(Debug, Default)]
 pub(super) struct WaiterReader {
-    /// The agents that had waiters in the last round.
+    /// The agents that had waiters when they were last read, and the last of them that was read.
     waiting: BTreeSet<ClientId>,
+    after_waiting: Option<ClientId>,
     /// The last of the other agents that was read.
     after: Option<ClientId>,
 }
 
 impl WaiterReader {
     /// Reads the values of some agents. `holders` are the agents of known holders and waiters. Returns the lists of the
-    /// agents that have waiters, or had some in the last round, or Redis' refusal.
+    /// agents that have waiters, or had some when they were last read, or Redis' refusal.
     pub(super) async fn read(
         &mut self,
         scope: &Scope,
@@ -84,22 +86,8 @@ impl WaiterReader {
         known: &KnownAgents,
         holders: HashSet<ClientId>,
     ) -> Result<Result<Vec<AgentWaiters>, ServerError>, CallError> {
-        let mut others: Vec<ClientId> = known.of(scope);
-        others.extend(holders);
-        others.retain(|agent| !self.waiting.contains(agent));
-        others.sort_unstable();
-        others.dedup();
-        let mut agents: Vec<ClientId> = self.waiting.iter().copied().take(AGENTS).collect();
-        let room = (AGENTS - agents.len()).max(AGENTS / 4);
-        if others.len() > room {
-            let from = self.after.map_or(0, |after| others.partition_point(|id| *id <= after));
-            let length = others.len();
-            others.rotate_left(from % length);
-            others.truncate(room);
-            self.after = others.last().copied();
-        }
-        agents.extend(others);
         let mut lists = Vec::new();
+        let agents = self.choose(known.of(scope).into_iter().chain(holders));
         for agents in agents.chunks(VALUES) {
             match registry.waiters(agents).await? {
                 Ok(read) => lists.extend(read),
@@ -118,6 +106,30 @@ impl WaiterReader {
         }
         Ok(Ok(lists))
     }
+
+    /// Chooses the agents of this round: in turn, those with waiters, and some of the others.
+    fn choose(&mut self, agents: impl Iterator<Item = ClientId>) -> Vec<ClientId> {
+        let others: BTreeSet<ClientId> =
+            agents.filter(|agent| !self.waiting.contains(agent)).collect();
+        let mut chosen = next_part(&self.waiting, &mut self.after_waiting, AGENTS);
+        let room = (AGENTS - chosen.len()).max(AGENTS / 4);
+        chosen.extend(next_part(&others, &mut self.after, room));
+        chosen
+    }
+}
+
+/// Returns the next part of a set that is processed in rotation, sorted.
+pub(super) fn next_part<T: Clone + Ord>(
+    set: &BTreeSet<T>,
+    after: &mut Option<T>,
+    room: usize,
+) -> Vec<T> {
+    let later = after.as_ref().map(|after| set.range((Excluded(after), Unbounded)));
+    let mut part: Vec<T> =
+        later.into_iter().flatten().chain(set).take(room.min(set.len())).cloned().collect();
+    *after = part.last().cloned();
+    part.sort_unstable();
+    part
 }
 
 impl Registry {
@@ -136,9 +148,8 @@ impl Registry {
             ]
         };
         let replies = self.send(agents.iter().map(range).collect()).await?;
-        let refused = replies.iter().find_map(|reply| reply.as_ref().err());
-        if let Some(refused) = refused.filter(|refused| refused.is_denied()) {
-            return Ok(Err(refused.clone()));
+        if let Some(denied) = denial(&replies) {
+            return Ok(Err(denied));
         }
         let values: HashMap<ClientId, Vec<u8>> = agents
             .iter()
@@ -266,6 +277,24 @@ mod tests {
         let many: Vec<String> = (0..1_000).map(row).collect();
         let locks = read(&format!(r#"{{"locks":[{}]}}"#, many.join(",")));
         assert_eq!((locks.len(), locks[0].count), (MAX_LOCKS / 2, MAX_COUNT), "each name once");
+    }
+
+    #[test]
+    fn each_of_many_agents_is_read_in_turn() {
+        let agent = |n: u16| {
+            let mut bytes = [0; 16];
+            bytes[..2].copy_from_slice(&n.to_be_bytes());
+            ClientId::from_random(bytes)
+        };
+        let waiting = (0..600).map(agent).collect();
+        let mut reader = WaiterReader { waiting, ..WaiterReader::default() };
+        let mut read = HashSet::new();
+        for _ in 0..5 {
+            let chosen = reader.choose((600..900).map(agent));
+            assert!(chosen.len() <= AGENTS + AGENTS / 4, "{}", chosen.len());
+            read.extend(chosen);
+        }
+        assert_eq!(read.len(), 900);
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! The lookup of known holders and waiters in the registry of agents, a bounded number at a time.
 
 use std::collections::{BTreeSet, HashSet};
-use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 use redisson::{ClientId, HolderId};
 use service_kit::redis::{CallError, ServerError};
 
-use super::agent_waiters::{KnownAgents, WaiterReader};
+use super::agent_waiters::{KnownAgents, WaiterReader, next_part};
 use super::registry::{Lookup, Registry};
 use super::scope::Scope;
 use crate::model::actor::{Hub, ModelHandle};
@@ -159,16 +158,6 @@ fn of_agents(lock: &LockView) -> impl Iterator<Item = (HolderId, bool)> {
         let id = HolderId::parse(id).filter(HolderId::looks_like_agent)?;
         Some((id, client.is_some_and(|client| client.host.is_some())))
     })
-}
-
-/// Returns the next part of a set that is processed in rotation, sorted by agent.
-fn next_part(set: &BTreeSet<Lookup>, after: &mut Option<Lookup>, room: usize) -> Vec<Lookup> {
-    let later = after.as_ref().map(|after| set.range((Excluded(after), Unbounded)));
-    let mut part: Vec<Lookup> =
-        later.into_iter().flatten().chain(set).take(room.min(set.len())).cloned().collect();
-    *after = part.last().cloned();
-    part.sort_unstable();
-    part
 }
 
 #[cfg(test)]

@@ -63,9 +63,8 @@ impl Registry {
             lengths.push(["HSTRLEN".into(), key, id.thread.to_string().into()].to_vec());
         }
         let replies = self.send(lengths).await?;
-        let refused = replies.iter().find_map(|reply| reply.as_ref().err());
-        if let Some(refused) = refused.filter(|refused| refused.is_denied()) {
-            return Ok(Err(refused.clone()));
+        if let Some(denied) = denial(&replies) {
+            return Ok(Err(denied));
         }
         // A key of another type is not an agent's key.
         let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
@@ -180,4 +179,10 @@ impl Registry {
         }
         Ok(replies.into_iter().map(|reply| reply.unwrap_or(Ok(Value::Nil))).collect())
     }
+}
+
+/// Returns the refusal of Redis, if the account lacks the right to read these keys.
+pub(super) fn denial(replies: &[Result<Value, ServerError>]) -> Option<ServerError> {
+    let refused = replies.iter().find_map(|reply| reply.as_ref().err());
+    refused.filter(|refused| refused.is_denied()).cloned()
 }
