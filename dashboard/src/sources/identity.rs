@@ -7,13 +7,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::cmd;
 use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
 use super::agents::Agents;
+use super::client_list::{MAX_CLIENTS, client_list, field};
 use super::connection::{pause_until, wait_until_up};
-use super::read::text;
 use super::scope::Scope;
 use super::shards::Shards;
 use super::slot_share::SlotShare;
@@ -26,8 +25,6 @@ use crate::sources::view::SourceState;
 const INTERVAL: Duration = Duration::from_secs(15);
 /// The interval at which the holder registry is read. Agents write it about as often.
 const AGENTS_INTERVAL: Duration = Duration::from_secs(2);
-/// The most clients that are listed. Listing a thousand takes the server two milliseconds.
-const MAX_CLIENTS: u64 = 1_000;
 
 /// The identity source of one server.
 #[derive(Debug)]
@@ -126,31 +123,17 @@ impl Identity {
 
     /// Returns the connections of all clients, or `None` if there are too many to list.
     async fn connections(&self) -> Result<Option<Connections>, CallError> {
-        let mut info = cmd("INFO");
-        info.arg("clients");
-        let count = text(&self.link.call(info).await?).lines().find_map(|line| {
-            line.strip_prefix("connected_clients:")
-                .and_then(|count| count.trim().parse::<u64>().ok())
-        });
-        if count.is_none_or(|count| count > MAX_CLIENTS) {
-            return Ok(None);
-        }
-        let mut list = cmd("CLIENT");
-        list.arg("LIST");
-        let list = text(&self.link.call(list).await?);
+        let Some(list) = client_list(&self.link).await? else { return Ok(None) };
         self.shards.count_dashboards(&list);
         Ok(Some(connections(&list)))
     }
 }
 
-/// Returns the connections in a list of clients with one client on each line. Names cannot contain blanks, so none can
-/// be mistaken for another field.
+/// Returns the connections in a list of clients.
 fn connections(list: &str) -> Connections {
     let mut connections = Connections::default();
     for line in list.lines() {
-        let field = |name: &str| {
-            line.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
-        };
+        let field = |name| field(line, name);
         let Some(address) = field("addr").and_then(|addr| addr.parse::<SocketAddr>().ok()) else {
             continue;
         };

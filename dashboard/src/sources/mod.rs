@@ -20,6 +20,7 @@ pub mod agent_waiters;
 pub mod agents;
 pub mod channels;
 mod choice;
+mod client_list;
 mod cluster;
 mod connection;
 mod fine_timer;

@@ -10,6 +10,7 @@ use redisson::{HolderId, Kind, keys};
 use service_kit::redis::Subscriber;
 
 use super::choice::Choice;
+use super::client_list;
 use super::slot_share::SlotShare;
 use crate::model::types::{LockView, Snapshot};
 use crate::redis::CLIENT_NAME;
@@ -98,9 +99,7 @@ impl Shards {
 }
 
 fn is_listening_dashboard(client: &str) -> bool {
-    let field = |name: &str| {
-        client.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
-    };
+    let field = |name| client_list::field(client, name);
     field("name") == Some(CLIENT_NAME) && field("ssub").is_some_and(|count| count != "0")
 }
 

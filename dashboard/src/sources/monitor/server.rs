@@ -1,16 +1,15 @@
 //! The server's load and clients.
 
-use redis::{Cmd, Value, cmd};
+use redis::{Value, cmd};
 use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
 use super::governor::Load;
+use crate::sources::client_list::{self, client_list};
 use crate::sources::read::text;
 
 /// The number of PINGs from which the median is computed.
 const PINGS: usize = 5;
-/// The most clients that are listed. A thousand take the server 2 ms.
-const MAX_LISTED: u64 = 1_000;
 
 /// Measures the server's load, in several round trips.
 ///
@@ -43,34 +42,22 @@ pub(super) async fn load(link: &Link) -> Result<Load, CallError> {
 /// # Errors
 /// Without a reply.
 pub(super) async fn another_has_monitor(link: &Link, own: Option<i64>) -> Result<bool, CallError> {
-    let clients = match info(link, "clients").await {
-        Ok(clients) => clients,
-        Err(CallError::Refused(_)) => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    let count = field(&clients, "connected_clients").and_then(|text| text.parse().ok());
-    if count.is_none_or(|count: u64| count > MAX_LISTED) {
-        return Ok(false);
-    }
-    match link.call(cmd("CLIENT").arg("LIST").clone()).await {
-        Ok(list) => Ok(text(&list).lines().any(|client| is_other(client, own))),
-        Err(CallError::Refused(_)) => Ok(false),
+    match client_list(link).await {
+        Ok(Some(list)) => Ok(list.lines().any(|client| is_other(client, own))),
+        Ok(None) | Err(CallError::Refused(_)) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
 fn is_other(client: &str, own: Option<i64>) -> bool {
-    let field = |name: &str| {
-        client.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
-    };
+    let field = |name| client_list::field(client, name);
     let id: Option<i64> = field("id").and_then(|id| id.parse().ok());
     field("flags").is_some_and(|flags| flags.contains('O'))
         && own.is_none_or(|own| id.is_some_and(|id| id < own))
 }
 
 pub(super) async fn info(link: &Link, section: &str) -> Result<String, CallError> {
-    let command: Cmd = cmd("INFO").arg(section).clone();
-    link.call(command).await.map(|reply| text(&reply))
+    link.call(cmd("INFO").arg(section).clone()).await.map(|reply| text(&reply))
 }
 
 pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
