@@ -9,7 +9,7 @@ use super::page;
 use super::picture::{Timeline, ending_words};
 use super::prose::Prose;
 use super::shell::RawKey;
-use super::{Chrome, LockPage, ReleaseAccess, Subject, links};
+use super::{LockPage, ReleaseAccess, Subject, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockView, PastHoldView, ProblemKind, State};
 use crate::text;
@@ -153,14 +153,8 @@ pub(super) fn is_releasable(page: &LockPage) -> bool {
     known(page).is_some_and(|lock| lock.is_held() && !lock.is_unknown() || lock.queued)
 }
 
-/// Returns the document's title.
+/// Returns the document's title, which begins with a sign for the lock's own state.
 pub(super) fn title(page: &LockPage) -> String {
-    let name = text::visible(page.id.name.as_bytes());
-    let mut short: String = name.chars().take(TITLE_NAME).collect();
-    if short.len() < name.len() {
-        short.push('…');
-    }
-    // The title of a lock's page begins with a sign for the lock's own state.
     let mark = match &page.subject {
         Subject::Known(lock) if !lock.problems.is_empty() => "▲ ",
         Subject::Known(lock) if lock.state == State::Held => "● ",
@@ -169,6 +163,15 @@ pub(super) fn title(page: &LockPage) -> String {
         | Subject::NoLock(_)
         | Subject::Unreadable(_) => "",
     };
-    let chrome = Chrome { counts: crate::model::types::Counts::default(), ..page.chrome.clone() };
-    format!("{mark}{}", page::title(&chrome, &short))
+    format!("{mark}{}", plain_title(page))
+}
+
+/// Returns the document's title without that sign.
+pub(super) fn plain_title(page: &LockPage) -> String {
+    let name = text::visible(page.id.name.as_bytes());
+    let mut short: String = name.chars().take(TITLE_NAME).collect();
+    if short.len() < name.len() {
+        short.push('…');
+    }
+    page::plain_title(&page.chrome, &short)
 }

@@ -4,7 +4,7 @@ use askama::Template;
 
 use super::format::{self, Ago, Clock, rfc3339};
 use super::history::EventLine;
-use super::lock_parts::{Head, PastHolds, PastRow, meaning, timeline, title};
+use super::lock_parts::{Head, PastHolds, PastRow, meaning, plain_title, timeline};
 use super::owner_name::OwnerName;
 use super::page::Frame;
 use super::picture::{Timeline, ending_words, word};
@@ -110,11 +110,9 @@ pub(super) fn page(page: &LockPage, then: &LockThen) -> Result<String, askama::E
     .render()
 }
 
-/// Returns the document's title without a sign of the current state.
+/// Returns the document's title, which begins with the time of day.
 fn title_then(page: &LockPage, at: SteadyMillis) -> String {
-    let title = title(page);
-    let name = title.trim_start_matches(['▲', '●', ' ']);
-    format!("{} · {name}", rfc3339(at).get(11..19).unwrap_or_default())
+    format!("{} · {}", rfc3339(at).get(11..19).unwrap_or_default(), plain_title(page))
 }
 
 impl Then<'_> {

@@ -59,15 +59,19 @@ impl<'a> Frame<'a> {
 
 /// Returns a document's title. Problems come first, since a tab shows little more.
 pub(super) fn title(chrome: &Chrome, page: &str) -> String {
-    let mut title = match chrome.counts.with_problems {
-        0 => format!("{page} · Lockscope"),
-        n => format!("({n}) {page} · Lockscope"),
-    };
-    if let Some(environment) = &chrome.environment {
-        title.push_str(" · ");
-        title.push_str(environment);
+    let title = plain_title(chrome, page);
+    match chrome.counts.with_problems {
+        0 => title,
+        n => format!("({n}) {title}"),
     }
-    title
+}
+
+/// Returns a document's title without the number of problems.
+pub(super) fn plain_title(chrome: &Chrome, page: &str) -> String {
+    match &chrome.environment {
+        Some(environment) => format!("{page} · Lockscope · {environment}"),
+        None => format!("{page} · Lockscope"),
+    }
 }
 
 /// Returns the parts around every page that a stream keeps current.

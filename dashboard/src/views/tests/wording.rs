@@ -2,7 +2,7 @@
 
 use super::fixtures::{
     chrome, contended_lock, deadlocked, happened, held, history, holder, incident, leaked, list,
-    lock, overview,
+    lock, lock_at, overview,
 };
 use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
@@ -258,4 +258,13 @@ fn until_the_first_pass_is_complete_the_overview_claims_no_totals() {
     assert!(held(&page, "≥ 7"));
     page.chrome.counts = Counts::default();
     assert!(held(&page, "?"), "an unreachable Redis is not an empty one");
+}
+
+#[test]
+fn the_title_of_an_earlier_state_has_the_whole_name_and_no_sign_of_its_own() {
+    let page = lock_at(lock(held("● a".as_bytes(), 1, 90_000)), true);
+    let html = lock_page(&page).unwrap();
+    let (title, _) = html.split_once("</title>").unwrap();
+    let time = &page.then.unwrap().at.to_wall().to_string()[11..19];
+    assert!(title.ends_with(&format!(">{time} · ● a · Lockscope · production")), "{title}");
 }
