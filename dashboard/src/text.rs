@@ -36,6 +36,20 @@ pub fn visible(bytes: &[u8]) -> String {
     shown
 }
 
+/// Returns a text with invisible characters escaped. Blanks and backslashes stay as they are, other than in [`visible`].
+#[must_use]
+pub fn revealed(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() || is_invisible(c) {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
 /// Puts visible text into backticks, between which pages show it as code. Backticks in the text are escaped.
 #[must_use]
 pub fn code(visible: &str) -> String {

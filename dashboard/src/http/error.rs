@@ -4,12 +4,12 @@ use axum::Json;
 use axum::extract::rejection::JsonRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
-use redisson::name::is_invisible;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::release::Outcome;
 use crate::schema::words;
+use crate::text::revealed;
 
 /// The reason for which a request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,24 +40,11 @@ fn failed_outcomes() -> utoipa::openapi::Object {
     words(Outcome::FAILED)
 }
 
-/// Returns a text with invisible characters escaped, since it may quote a request.
-#[must_use]
-pub fn visible(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() || is_invisible(c) {
-            shown.extend(c.escape_default());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
-}
-
 impl ApiError {
+    /// Creates an error. Its detail may quote a request.
     #[must_use]
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: visible(&detail.into()), outcome: None }
+        Self { status, detail: revealed(&detail.into()), outcome: None }
     }
 
     /// Adds the outcome of a release, for programs to act on.

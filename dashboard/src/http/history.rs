@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::app::{App, Span, span_of};
-use super::error::{ApiError, visible};
+use super::error::ApiError;
 use super::params::{EventsParams, filled, instant, recognizable};
 use crate::archive::{BUCKETS, BadCursor, Density, EventSearch, FoundEvents, Gap, HeldThen};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{Ending, EventFields, HolderField, LockEvent, LockId};
 use crate::query::EventFilter;
+use crate::text::revealed;
 use crate::views::{EventRow, HistoryPage};
 
 /// The most events on a page.
@@ -135,7 +136,7 @@ impl App {
         let filter = match EventFilter::parse(&page.filter) {
             Ok(filter) => Arc::new(filter),
             Err(error) => {
-                page.filter_error = Some(visible(&error.to_string()));
+                page.filter_error = Some(revealed(&error.to_string()));
                 return Ok(page);
             }
         };

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::app::App;
 use super::csv;
-use super::error::{ApiError, visible};
+use super::error::ApiError;
 use super::params::{
     EventsParams, Format, HeldParams, Params, limit_up_to, order, required_instant, understood,
 };
@@ -44,7 +44,7 @@ pub(super) struct EventsJson {
 /// Reads a filter of events.
 fn filter(text: Option<&str>) -> Result<Arc<EventFilter>, ApiError> {
     let filter = EventFilter::parse(text.unwrap_or_default());
-    filter.map(Arc::new).map_err(|error| ApiError::bad_request(visible(&error.to_string())))
+    filter.map(Arc::new).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
 /// Events between two instants, from the history that --history-dir keeps, a page at a time.

@@ -14,7 +14,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::app::App;
 use super::csv::{self, Record};
-use super::error::{ApiError, visible};
+use super::error::ApiError;
 use super::params::{Format, ListParams, Params, limit, understood};
 use crate::model::contention::GroupTally;
 use crate::query::blockers::BlockerRow;
@@ -25,6 +25,7 @@ use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 use crate::query::shared::Counted;
 use crate::query::{self, Filter, Listed, LockRow, Order, Paged, Published, Rows, Threads};
+use crate::text::revealed;
 use crate::views::{ListPage, ListView};
 
 /// The request for a list.
@@ -53,7 +54,7 @@ impl<T: Listed> ListRequest<T> {
                     query::Query::grouped(filter, by, (sort, order), params.cursor(), limit);
                 Ok(query.map_err(|error| ApiError::bad_request(error.to_string()))?)
             }
-            Err(error) => Err(visible(&error.to_string())),
+            Err(error) => Err(revealed(&error.to_string())),
         };
         Ok(Self { params, by, sort, order, query })
     }

@@ -8,10 +8,11 @@ use base64::{Engine as _, alphabet};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::error::{ApiError, visible};
+use super::error::ApiError;
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::types::ProblemKind;
 use crate::query::{Listed, MAX_ROWS, Order};
+use crate::text::revealed;
 
 /// The parameters of a request, or the error in them.
 pub type Params<T> = Result<Query<T>, QueryRejection>;
@@ -330,7 +331,7 @@ pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis,
 pub fn recognizable(text: &str) -> String {
     const ENOUGH: usize = 40;
     let text = text.trim();
-    let mut quoted: String = visible(text).replace('`', "'").chars().take(ENOUGH).collect();
+    let mut quoted: String = revealed(text).replace('`', "'").chars().take(ENOUGH).collect();
     if text.chars().count() > ENOUGH {
         quoted.push('…');
     }

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use redisson::name::is_invisible;
 use redisson::signed_entry::{self, Place};
 use serde::Deserialize;
 
 use crate::access::agent_keys::Keys;
 use crate::clock::WallMillis;
 use crate::model::types::{HolderIdentity, Verification};
+use crate::text::revealed;
 
 /// The most characters of any text that are retained.
 const MAX_TEXT: usize = 100;
@@ -96,15 +96,7 @@ fn verify(
 
 /// Returns the beginning of a text, with invisible characters escaped.
 fn plain(text: &str) -> String {
-    let mut plain = String::new();
-    for c in text.chars().take(MAX_TEXT) {
-        if c.is_control() || is_invisible(c) {
-            plain.extend(c.escape_default());
-        } else {
-            plain.push(c);
-        }
-    }
-    plain
+    revealed(&text.chars().take(MAX_TEXT).collect::<String>())
 }
 
 #[cfg(test)]
@@ -131,6 +123,11 @@ mod tests {
         let secret = "MC4CAQAwBQYDK2VwBCIEIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f";
         writeln!(file, "-----BEGIN PRIVATE KEY-----\n{secret}\n-----END PRIVATE KEY-----").unwrap();
         SigningKey::from_file(file.path()).unwrap()
+    }
+
+    fn signed(key: &SigningKey, place: &Place<'_>, entry: &str) -> String {
+        let covered = signed_entry::covered(entry);
+        signed_entry::join(covered, &key.sign(&place.message(covered.as_bytes())))
     }
 
     #[test]
@@ -163,8 +160,7 @@ mod tests {
         let id = key.public().id();
         let unsigned =
             format!(r#"{{"locks":[{{"lock":"a","count":3}}],"expires":5000,"key":"{id}"}}"#);
-        let covered = signed_entry::covered(&unsigned);
-        let signed = signed_entry::join(covered, &key.sign(&place.message(covered.as_bytes())));
+        let signed = signed(&key, &place, &unsigned);
         let keys = Keys::parse(&format!("web {}", key.public())).unwrap();
         let believed = |text: &str, place: &Place<'_>, now| {
             is_believed(text.as_bytes(), place, &keys, WallMillis(now))
@@ -183,8 +179,7 @@ mod tests {
         let place = Place { agent: &mine, number: 7, lock: &a, host: b"web-7" };
         let id = key.public().id();
         let unsigned = format!(r#"{{"pid":1,"comm":"systemd","expires":5000,"key":"{id}"}}"#);
-        let covered = signed_entry::covered(&unsigned);
-        let signed = signed_entry::join(covered, &key.sign(&place.message(covered.as_bytes())));
+        let signed = signed(&key, &place, &unsigned);
         let keys = Keys::parse(&format!("web {}", key.public())).unwrap();
         let others = "MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=";
         let unrelated = Keys::parse(&format!("other {others}")).unwrap();

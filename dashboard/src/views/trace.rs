@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use askama::Template;
 use askama::filters::HtmlSafe;
 use redisson::monitor::{Action, Address, Event};
-use redisson::name::is_invisible;
 
 use super::format::{self, Clock};
 use super::fragments::LiveRow;
@@ -17,6 +16,7 @@ use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
 use crate::sources::trace::{Step, Trace};
 use crate::sources::view::{SourceState, SourceView};
+use crate::text::revealed;
 
 /// The most steps shown on the page.
 const SHOWN: usize = 100;
@@ -108,18 +108,8 @@ fn gap(micros: u64) -> String {
 /// Returns the lines of a step in a form safe to show: invisible characters are escaped.
 #[must_use]
 pub fn raw_lines(raw: &[u8]) -> Vec<String> {
-    let shown = |line: &[u8]| {
-        let mut shown = String::with_capacity(line.len());
-        for c in String::from_utf8_lossy(line).chars() {
-            if c.is_control() || is_invisible(c) {
-                shown.extend(c.escape_default());
-            } else {
-                shown.push(c);
-            }
-        }
-        shown
-    };
-    raw.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(shown).collect()
+    let lines = raw.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    lines.map(|line| revealed(&String::from_utf8_lossy(line))).collect()
 }
 
 /// The clients behind the addresses of a trace, as far as they are known.
