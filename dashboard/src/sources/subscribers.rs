@@ -1,8 +1,8 @@
 //! Counts of the connections that listen for a lock's release. Each represents at least one waiter.
 //!
 //! Counting costs the server about a third of a microsecond per name, and shows waiters of any client without watching
-//! its traffic. Fair locks are left out, since their queues show more. Locks with waiters are counted every second, the
-//! others at least once a minute.
+//! its traffic. Fair locks are left out, since their queues show more. Up to a thousand locks with waiters are counted
+//! every second, the others in turn, at least once a minute.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::Time;
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::types::{LockView, Observation, ScopeId, Walk};
+use crate::model::types::{LockView, Observation, ScopeId, Snapshot, Walk};
 use crate::sources::view::SourceState;
 
 /// The interval of the rounds.
@@ -76,11 +76,9 @@ impl Subscribers {
         }
     }
 
-    /// Returns the locks of this round: those with waiters in each round, the others in turn.
+    /// Returns the locks of this round.
     fn next(&self, walk: &mut Walk) -> Vec<Requested> {
-        let snapshot = self.hub.snapshot();
-        let most = ROUND.max(snapshot.len() / ROUNDS);
-        let requested = |lock: &Arc<LockView>| {
+        round(&self.hub.snapshot(), walk, |lock| {
             let scope = self.scopes.iter().find(|scope| scope.has(lock))?;
             self.is_counted(lock).then(|| Requested {
                 scope: scope.id,
@@ -88,17 +86,7 @@ impl Subscribers {
                 channel: channel(lock),
                 was_awaited: lock.waiting > 0,
             })
-        };
-        let awaited = snapshot.notable().filter(|lock| lock.waiting > 0);
-        let mut all: Vec<Requested> = awaited.filter_map(requested).take(most / 2).collect();
-        // The locks of other servers are skipped.
-        for part in snapshot.visit(walk, snapshot.len()) {
-            all.extend(part.iter().filter(|lock| lock.waiting == 0).filter_map(requested));
-            if all.len() >= most {
-                break;
-            }
-        }
-        all
+        })
     }
 
     fn is_counted(&self, lock: &LockView) -> bool {
@@ -153,5 +141,50 @@ impl Subscribers {
             }
         }
         Ok(counts)
+    }
+}
+
+/// Returns what is requested in one round: locks with waiters in each round, the others in turn. `request` returns `None`
+/// for the locks of other servers.
+fn round<T>(
+    snapshot: &Snapshot,
+    walk: &mut Walk,
+    request: impl Fn(&Arc<LockView>) -> Option<T>,
+) -> Vec<T> {
+    let most = ROUND.max(snapshot.len() / ROUNDS);
+    let awaited = snapshot.notable().filter(|lock| lock.waiting > 0);
+    let mut awaited = awaited.filter_map(&request);
+    let mut all: Vec<T> = awaited.by_ref().take(most / 2).collect();
+    // If there are too many locks with waiters for one round, they take turns like the others.
+    let skips_awaited = awaited.next().is_none();
+    for part in snapshot.visit(walk, snapshot.len()) {
+        let others = part.iter().filter(|lock| lock.waiting == 0 || !skips_awaited);
+        all.extend(others.filter_map(&request));
+        if all.len() >= most {
+            break;
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::query::fixtures::{lock, published};
+
+    #[test]
+    fn each_lock_has_its_turn_however_many_have_waiters() {
+        let awaited = (0..1_500).map(|n| LockView { waiting: 1, ..lock(&format!("awaited:{n}")) });
+        let others = (0..500).map(|n| lock(&format!("other:{n}")));
+        let snapshot = published(awaited.chain(others)).snapshot;
+        let (mut walk, mut counted) = (Walk::default(), HashSet::new());
+        for _ in 0..4 {
+            let ids = round(&snapshot, &mut walk, |lock| Some(lock.id.clone()));
+            assert!(ids.len() < 2 * ROUND, "{}", ids.len());
+            counted.extend(ids);
+        }
+        assert_eq!(counted.len(), 2_000);
     }
 }
