@@ -265,6 +265,7 @@ fn the_title_of_an_earlier_state_has_the_whole_name_and_no_sign_of_its_own() {
     let page = lock_at(lock(held("● a".as_bytes(), 1, 90_000)), true);
     let html = lock_page(&page).unwrap();
     let (title, _) = html.split_once("</title>").unwrap();
-    let time = &page.then.unwrap().at.to_wall().to_string()[11..19];
+    let at = page.then.unwrap().at.to_wall().to_string();
+    let time = at.get(11..19).unwrap();
     assert!(title.ends_with(&format!(">{time} · ● a · Lockscope · production")), "{title}");
 }
