@@ -275,15 +275,18 @@ fn deadlock(case: &Case<'_>) -> Option<Verdict> {
 }
 
 fn orphan(case: &Case<'_>) -> Option<Verdict> {
-    let first = case.orphan_since.filter(|_| case.holders.is_empty())?;
-    (case.now.sent.since(first.received.moment()) >= ORPHAN_GAP)
-        .then(|| Verdict::certain(ProblemKind::Orphan, first.steady()))
+    left_behind(case, case.orphan_since.filter(|_| case.holders.is_empty())?)
 }
 
 /// Judges a lock of which only readers without markers are left: it blocks writers until its time to live ends. One without a
 /// time to live is leaked. A reader that renews the lock lives, although somebody has deleted its marker.
 fn dead_readers(case: &Case<'_>) -> Option<Verdict> {
-    let first = case.dead_readers_since.filter(|_| case.ttl.is_some() && case.renewed.is_none())?;
+    let is_dying = case.ttl.is_some() && case.renewed.is_none();
+    left_behind(case, case.dead_readers_since.filter(|_| is_dying)?)
+}
+
+/// Judges what the first reading showed to be left behind, once a reading long enough after it has confirmed that.
+fn left_behind(case: &Case<'_>, first: Stamp) -> Option<Verdict> {
     (case.now.sent.since(first.received.moment()) >= ORPHAN_GAP)
         .then(|| Verdict::certain(ProblemKind::Orphan, first.steady()))
 }
