@@ -8,7 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Filter;
-use super::list::{Listed, Position, Published, RowId};
+use super::list::{Listed, Position, Published, RowId, descending};
 use crate::clock::SteadyMillis;
 use crate::model::types::{ClientView, LockId, LockView, Since};
 use crate::schema::schema_of;
@@ -215,11 +215,10 @@ impl Listed for BlockerRow {
     }
 
     fn position(&self, sort: &str) -> Position<'_> {
-        let most = |n: u64| u64::MAX - n;
         let held = self.root().held_since().map_or(u64::MAX, |since| since.at.0);
         let rank = match sort {
-            "age" => (held, most(self.blocks)),
-            _ => (most(self.blocks), held),
+            "age" => (held, descending(self.blocks)),
+            _ => (descending(self.blocks), held),
         };
         Position { rank, text: b"", id: Listed::id(self) }
     }
@@ -228,8 +227,8 @@ impl Listed for BlockerRow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::types::{Snapshot, WaiterView};
-    use crate::query::fixtures::lock;
+    use crate::model::types::WaiterView;
+    use crate::query::fixtures::{lock, published};
 
     const CLIENT: &str = "285475da-9152-4c83-822a-67ee2f116a79";
 
@@ -252,12 +251,8 @@ mod tests {
 
     /// Returns the trees as text: depth, name, and the total number of waiters.
     fn trees(locks: impl IntoIterator<Item = LockView>) -> Vec<(u64, Vec<(usize, String)>)> {
-        let mut snapshot = Snapshot::empty();
-        for lock in locks {
-            snapshot.put(Arc::new(lock));
-        }
-        let published = Published { snapshot: Arc::new(snapshot), contention: Arc::default() };
-        let mut rows = BlockerRow::all(&published, &Filter::default(), SteadyMillis(2_000_000));
+        let mut rows =
+            BlockerRow::all(&published(locks), &Filter::default(), SteadyMillis(2_000_000));
         rows.sort_by(|a, b| a.position("blocks").cmp(&b.position("blocks")));
         let name = |step: &Step| (step.depth, step.lock.id.name.to_string());
         rows.iter().map(|row| (row.blocks, row.steps.iter().map(name).collect())).collect()

@@ -7,7 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Filter;
-use super::list::{Listed, Position, Published, RowId};
+use super::list::{Listed, Position, Published, RowId, descending};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{LockTally, Tally};
 use crate::model::types::{LockId, LockView, Since};
@@ -126,18 +126,18 @@ impl Listed for ContentionRow {
     }
 
     fn position(&self, sort: &str) -> Position<'_> {
-        let most = |n: u64| u64::MAX - n;
         let wait = self.longest_wait.map_or(u64::MAX, |since| since.at.0);
-        let waited = most(self.last_hour.waiting_ms.max(self.last_hour.waits.sum_ms()));
+        let waited = descending(self.last_hour.waiting_ms.max(self.last_hour.waits.sum_ms()));
         let rank = match sort {
-            "waiting" => (most(self.waiting()), wait),
+            "waiting" => (descending(self.waiting()), wait),
             "wait" => (wait, waited),
-            "taken" => (most(self.last_hour.acquisitions), waited),
-            "hold" => {
-                (most(self.last_hour.longest_hold.as_ref().map_or(0, |longest| longest.ms)), waited)
-            }
+            "taken" => (descending(self.last_hour.acquisitions), waited),
+            "hold" => (
+                descending(self.last_hour.longest_hold.as_ref().map_or(0, |longest| longest.ms)),
+                waited,
+            ),
             "name" => (0, 0),
-            _ => (waited, most(self.waiting())),
+            _ => (waited, descending(self.waiting())),
         };
         Position { rank, text: b"", id: Listed::id(self) }
     }

@@ -80,9 +80,7 @@ impl words::Term for Term {
                 Self::Ended(find(&mut Ending::ALL.into_iter().map(Ending::as_str).chain([UNSEEN]))?)
             }
             "deployment" => Self::Deployment(Text::new(text)),
-            "db" => Self::Db(text.parse().map_err(|_| {
-                FilterError(format!("`db:{text}` is not understood: expected a database's number"))
-            })?),
+            "db" => Self::Db(words::db(text)?),
             _ => return Ok(None),
         }))
     }

@@ -134,9 +134,7 @@ impl words::Term for Term {
                     ProblemKind::parse(word).ok_or_else(|| one_of(key, text, &problem_words()))?,
                 )),
             },
-            "db" => Self::Db(text.parse().map_err(|_| {
-                FilterError(format!("`db:{text}` is not understood: expected a database's number"))
-            })?),
+            "db" => Self::Db(words::db(text)?),
             "age" => Self::Age(Bound::parse(key, text)?),
             "ttl" if text.eq_ignore_ascii_case("none") => Self::NoTtl,
             "ttl" => Self::Ttl(Bound::parse(key, text)?),

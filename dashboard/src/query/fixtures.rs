@@ -5,11 +5,21 @@ use thin_vec::ThinVec;
 
 use redisson::LockName;
 
+use super::Published;
 use crate::clock::SteadyMillis;
 use crate::model::types::{
     Acknowledgement, Certainty, EventLog, HistoryView, HolderView, LockId, LockView, Observed,
-    ProblemKind, ProblemView, Since, Source, State,
+    ProblemKind, ProblemView, Since, Snapshot, Source, State,
 };
+
+/// Returns the published state with these locks, and without counts.
+pub(crate) fn published(locks: impl IntoIterator<Item = LockView>) -> Published {
+    let mut snapshot = Snapshot::empty();
+    for lock in locks {
+        snapshot.put(Arc::new(lock));
+    }
+    Published { snapshot: Arc::new(snapshot), contention: Arc::default() }
+}
 
 pub(crate) fn lock(name: &str) -> LockView {
     LockView {

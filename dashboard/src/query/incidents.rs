@@ -7,7 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Filter;
-use super::list::{Listed, Position, Published, RowId};
+use super::list::{Listed, Position, Published, RowId, descending};
 use super::problems::severity;
 use crate::clock::SteadyMillis;
 use crate::model::types::{
@@ -259,11 +259,10 @@ impl Listed for IncidentRow {
     }
 
     fn position(&self, sort: &str) -> Position<'_> {
-        let most = |n: u64| u64::MAX - n;
         let rank = match sort {
             "age" => (self.since.0, 0),
-            "locks" => (most(self.locks.len() as u64), self.since.0),
-            "waiting" => (most(self.waiting), self.since.0),
+            "locks" => (descending(self.locks.len() as u64), self.since.0),
+            "waiting" => (descending(self.waiting), self.since.0),
             _ => severity(self.acknowledged, self.certainty, self.problem, self.since),
         };
         Position { rank, text: b"", id: Listed::id(self) }
@@ -273,17 +272,12 @@ impl Listed for IncidentRow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::types::{ClientView, Snapshot, WaitView};
-    use crate::query::fixtures::{acknowledged, leaked, lock};
+    use crate::model::types::{ClientView, WaitView};
+    use crate::query::fixtures::{acknowledged, leaked, lock, published};
     use thin_vec::thin_vec;
 
     fn incidents(locks: impl IntoIterator<Item = LockView>) -> Vec<IncidentRow> {
-        let mut snapshot = Snapshot::empty();
-        for lock in locks {
-            snapshot.put(Arc::new(lock));
-        }
-        let published = Published { snapshot: Arc::new(snapshot), contention: Arc::default() };
-        IncidentRow::all(&published, &Filter::default(), SteadyMillis(2_000_000))
+        IncidentRow::all(&published(locks), &Filter::default(), SteadyMillis(2_000_000))
     }
 
     fn leaked_by(name: &str, holder: &str) -> LockView {

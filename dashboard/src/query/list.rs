@@ -95,6 +95,11 @@ impl<'a> RowId<'a> {
 /// The first part of a [`Position`].
 pub type Rank = (u64, u64);
 
+/// Returns a part of a rank by which larger numbers come first.
+pub(super) fn descending(number: u64) -> u64 {
+    u64::MAX - number
+}
+
 /// A position in a sorted list. It remains valid when its row is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position<'a> {
@@ -348,20 +353,12 @@ impl<T: Listed> Query<T> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::query::fixtures::{leaked, lock};
+    use crate::query::fixtures::{leaked, lock, published};
     use crate::query::locks::LockRow;
     use crate::query::owners::OwnerRow;
     use crate::query::problems::ProblemRow;
 
     const NOW: SteadyMillis = SteadyMillis(2_000_000);
-
-    pub(in crate::query) fn published(locks: Vec<crate::model::types::LockView>) -> Published {
-        let mut snapshot = Snapshot::empty();
-        for lock in locks {
-            snapshot.put(Arc::new(lock));
-        }
-        Published { snapshot: Arc::new(snapshot), contention: Arc::default() }
-    }
 
     fn seven() -> Published {
         let locks = (0..7).map(|n| {
@@ -370,7 +367,7 @@ pub(super) mod tests {
             lock.problems.push(leaked());
             lock
         });
-        published(locks.collect())
+        published(locks)
     }
 
     pub(in crate::query) fn query<T: Listed>(
@@ -433,7 +430,7 @@ pub(super) mod tests {
     fn the_first_page_is_full_although_rows_before_its_cursor_have_gone() {
         let names = |numbers: std::ops::Range<u32>| {
             let locks = numbers.map(|n| lock(&format!("lock:{n}")));
-            published(locks.collect())
+            published(locks)
         };
         let query = |cursor| query::<LockRow>("name", Order::Ascending, cursor, 3).unwrap();
         let first = query(None).rows(&names(0..7), NOW);

@@ -87,8 +87,8 @@ mod tests {
 
     use super::*;
     use crate::model::types::Since;
-    use crate::query::fixtures::{acknowledged, leaked, lock};
-    use crate::query::list::tests::{published, query};
+    use crate::query::fixtures::{acknowledged, leaked, lock, published};
+    use crate::query::list::tests::query;
 
     const NOW: SteadyMillis = SteadyMillis(2_000_000);
 
@@ -114,11 +114,11 @@ mod tests {
     #[test]
     fn problems_come_first_then_the_longest_held() {
         let bad = LockView { problems: thin_vec![leaked()], ..aged("bad", 900) };
-        let with_problem = published(vec![aged("young", 500), aged("old", 100), bad]);
+        let with_problem = published([aged("young", 500), aged("old", 100), bad]);
         let by = |sort: &'static str| (sort, LockRow::default_order(sort));
         assert_eq!(names(&page(&with_problem, by("problems"), None, 10)), ["bad", "old", "young"]);
         let known = LockView { problems: thin_vec![acknowledged()], ..aged("acknowledged", 900) };
-        let acknowledged = published(vec![aged("young", 500), known]);
+        let acknowledged = published([aged("young", 500), known]);
         let rows = page(&acknowledged, by("problems"), None, 10);
         assert_eq!(names(&rows), ["young", "acknowledged"]);
         assert_eq!(names(&page(&with_problem, by("age"), None, 10)), ["old", "young", "bad"]);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::list::{Listed, Position, Published, RowId};
+use super::list::{Listed, Position, Published, RowId, descending};
 use super::pass::Pass;
 use super::{Filter, Threads};
 use crate::clock::SteadyMillis;
@@ -177,7 +177,7 @@ impl Listed for OwnerRow {
     }
 
     fn position(&self, sort: &str) -> Position<'_> {
-        let most = |n: usize| u64::MAX - n as u64;
+        let most = |n: usize| descending(n as u64);
         let oldest = self.oldest.map_or(u64::MAX, |oldest| oldest.at.0);
         let rank = match sort {
             "problems" => (most(self.with_problems), most(self.holds)),
@@ -429,7 +429,7 @@ impl<'a> Processes<'a> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::query::fixtures::lock;
+    use crate::query::fixtures::{lock, published};
 
     /// Returns the result of [`OwnerRow::all`] by looking at each lock.
     pub(in crate::query) fn all_by_looking(
@@ -535,11 +535,7 @@ pub(super) mod tests {
             held("c", other, Some(of("payments-1", "web-8", 13, Some(false)))),
             held("d", "bbbbbbbb-9152-4c83-822a-67ee2f116a79:1".to_owned(), None),
         ];
-        let rows = OwnerRow::all(
-            &crate::query::list::tests::published(locks.into()),
-            &Filter::default(),
-            SteadyMillis(2_000_000),
-        );
+        let rows = OwnerRow::all(&published(locks), &Filter::default(), SteadyMillis(2_000_000));
         let by = |by: &'static str| -> Vec<_> {
             let rows = OwnerRow::grouped(rows.clone(), by).into_iter();
             rows.map(|row| (row.id, row.processes, row.gone, row.holds, row.waits)).collect()

@@ -91,17 +91,13 @@ impl Listed for ProblemRow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::types::Snapshot;
-    use crate::query::fixtures::{acknowledged, leaked, lock};
+    use crate::query::fixtures::{acknowledged, leaked, lock, published};
     use thin_vec::thin_vec;
 
     #[test]
     fn acknowledged_problems_leave_the_top() {
-        let mut snapshot = Snapshot::empty();
-        for (name, problem) in [("a", acknowledged()), ("b", leaked())] {
-            snapshot.put(Arc::new(LockView { problems: thin_vec![problem], ..lock(name) }));
-        }
-        let published = Published { snapshot: Arc::new(snapshot), contention: Arc::default() };
+        let with = |name, problem| LockView { problems: thin_vec![problem], ..lock(name) };
+        let published = published([with("a", acknowledged()), with("b", leaked())]);
         let rows = ProblemRow::all(&published, &Filter::default(), SteadyMillis(2_000_000));
         let rank = |name: &str| {
             let row = rows.iter().find(|row| row.lock.id.name.as_str() == Some(name));

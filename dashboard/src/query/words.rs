@@ -116,6 +116,13 @@ pub(super) fn one_of(key: &str, value: &str, expected: &str) -> FilterError {
     FilterError(format!("`{key}:{value}` is not understood: expected one of {expected}"))
 }
 
+/// Parses the number of a database.
+pub(super) fn db(text: &str) -> Result<u32, FilterError> {
+    let why =
+        || FilterError(format!("`db:{text}` is not understood: expected a database's number"));
+    text.parse().map_err(|_| why())
+}
+
 /// Parses the terms of a filter.
 ///
 /// # Errors

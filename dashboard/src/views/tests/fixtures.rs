@@ -320,11 +320,7 @@ pub(super) fn contended_lock() -> LockView {
 }
 
 fn published(locks: Vec<LockView>) -> Published {
-    let mut snapshot = Snapshot::empty();
-    for lock in locks {
-        snapshot.put(Arc::new(lock));
-    }
-    Published { snapshot: Arc::new(snapshot), contention: Arc::new(last_hour()) }
+    Published { contention: Arc::new(last_hour()), ..crate::query::fixtures::published(locks) }
 }
 
 fn rows<T: Listed>(published: &Published) -> Rows<T> {
