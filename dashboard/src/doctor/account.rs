@@ -61,7 +61,7 @@ fn probe(rule: &'static str, args: &[&[u8]]) -> Probe {
 }
 
 /// Returns the keys to try, with the patterns that match them.
-fn key_patterns() -> [(Vec<u8>, String); 7] {
+fn key_patterns() -> [(Vec<u8>, String); 8] {
     let name = LockName::new(PROBE.as_bytes()).expect("it is neither empty nor long");
     let client = ClientId::from_random([0; 16]);
     let holder = HolderId::new(client, 1);
@@ -74,6 +74,7 @@ fn key_patterns() -> [(Vec<u8>, String); 7] {
         (keys::read_marker_prefix(&name, &holder), "{*".to_owned()),
         (keys::agent(&client), with_star(keys::AGENT)),
         (keys::agent_holders(&client), with_star(keys::AGENT_HOLDERS)),
+        (keys::agent_waiters(&client), with_star(keys::AGENT_WAITERS)),
     ]
 }
 
@@ -244,7 +245,7 @@ impl Rights {
         if !self.keys.is_empty() || unreadable > 0 {
             // Redis 7.0 introduced the right to read without a right to write.
             let sign = if old { "~" } else { "%R~" };
-            let all = self.keys.iter().any(|pattern| pattern == "*") || self.keys.is_empty();
+            let all = unreadable > 0 || self.keys.iter().any(|pattern| pattern == "*");
             let patterns = if all { vec!["*".to_owned()] } else { self.keys.clone() };
             let severity = if all && unreadable == 0 { Severity::Note } else { Severity::Warning };
             let evidence = if all {
@@ -343,6 +344,8 @@ mod tests {
         let narrow = Rights { keys: vec!["*".into()], ..Rights::default() };
         let found = narrow.judge(&subject(), true, 3, 9);
         assert!(found[0].evidence.contains("3 of 9 hashes") && found[0].next_step.contains("'~*'"));
+        let narrower = Rights { keys: vec!["lockscope:agent:*".into()], ..Rights::default() };
+        assert_eq!(narrower.judge(&subject(), true, 3, 9), found, "nothing read is left out");
         assert_eq!(Rights::default().judge(&subject(), true, 0, 9), []);
     }
 

@@ -316,6 +316,13 @@ async fn the_documented_observer_suffices_and_another_account_gets_its_missing_r
     assert_eq!(status, 2, "{no_exec:#}");
     let commands = finding(&no_exec, "account_commands", "")?["next_step"].to_string();
     ensure!(commands.contains("'+exec'"), "{commands}");
+
+    let narrow = "ACL SETUSER narrow on >secret &* +@all ~lockscope-doctor ~orders:* ~leaked ~redisson_* ~{* ~lockscope:agent:* \
+                  ~lockscope:holders:*";
+    direct.call(narrow).await?.ok()?;
+    let (narrow, _) = report(&as_user("narrow", "secret"), &[]).await?;
+    let keys = finding(&narrow, "account_keys", "")?["next_step"].to_string();
+    ensure!(keys.contains(" '%R~lockscope:waiters:*'"), "{keys}");
     Ok(())
 }
 
