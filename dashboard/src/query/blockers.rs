@@ -157,12 +157,12 @@ impl<'a> Waits<'a> {
             if !visited.insert(&lock.id) {
                 continue;
             }
-            if row.steps.len() >= MAX_STEPS {
-                row.cut = true;
-                break;
-            }
             row.blocks += lock.waiting;
-            row.steps.push(Step { depth, lock: Arc::clone(lock) });
+            // The locks beyond the limit are visited, too: they belong to this tree, and none of them is a root.
+            row.cut = row.steps.len() >= MAX_STEPS;
+            if !row.cut {
+                row.steps.push(Step { depth, lock: Arc::clone(lock) });
+            }
             let mut below: Vec<&Arc<LockView>> = lock
                 .waiters
                 .iter()
@@ -282,9 +282,10 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_of_any_size_is_cut() {
+    fn a_large_tree_is_cut_and_remains_one() {
         let count = u32::try_from(MAX_STEPS).unwrap() + 50;
         let found = trees((1..count).map(|n| held(&format!("lock {n:03}"), n, &[n + 1])));
-        assert_eq!(found.iter().map(|(_, steps)| steps.len()).max(), Some(MAX_STEPS));
+        let sizes: Vec<_> = found.iter().map(|(blocks, steps)| (*blocks, steps.len())).collect();
+        assert_eq!(sizes, [(u64::from(count - 1), MAX_STEPS)]);
     }
 }
