@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use service_kit::redis::{CallError, Endpoint, Link, LinkStatus, ServerInfo};
+use service_kit::redis::{CallError, Endpoint, Link, LinkOptions, LinkStatus, ServerInfo};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
@@ -12,12 +12,15 @@ use super::status::SourceStatus;
 use super::view::SourceState;
 use crate::redis::link_options;
 
+/// The time between two checks whether a connected server has changed: its eviction policy, role or data.
+const CHECK: Duration = Duration::from_secs(5);
 /// The pause before a retry of a call that was refused or failed.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Starts a connection for reading.
 pub(super) fn link(endpoint: Endpoint, shutdown: &Shutdown) -> Link {
-    Link::start(endpoint, link_options(), shutdown)
+    let options = LinkOptions { check: Some(CHECK), ..link_options() };
+    Link::start(endpoint, options, shutdown)
 }
 
 /// Reports the failure of a source, and waits if an immediate retry is pointless.
