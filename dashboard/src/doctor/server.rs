@@ -183,7 +183,7 @@ impl ServerState {
         let limit = self.number("maxmemory").filter(|limit| *limit > 0)?;
         let used = self.number("used_memory").filter(|used| *used > limit)?;
         Some(format!(
-            "{} are in use, more than maxmemory ({}): the server refuses new locks (OOM). Locks that are held are renewed and released.",
+            "{} are in use, and maxmemory is {}: the server refuses new locks (OOM). Locks that are held are renewed and released.",
             bytes(used),
             bytes(limit)
         ))
@@ -369,7 +369,7 @@ mod tests {
         let full = "maxmemory:1048576\r\nused_memory:2097152\r\n";
         let found = findings(full, &[]);
         assert_eq!((found[0].0, found[0].1), (FindingId::MemoryFull, Severity::Problem));
-        assert!(found[0].2.contains("2 MiB are in use, more than maxmemory (1 MiB)"), "{found:?}");
+        assert!(found[0].2.contains("2 MiB are in use, and maxmemory is 1 MiB"), "{found:?}");
         assert_eq!(ids("maxmemory:1048576\r\nused_memory:1048576\r\n", &[]), []);
         assert_eq!(ids("used_memory:1048576\r\n", &[]), [], "without a limit");
         let evicts = format!("{full}maxmemory_policy:allkeys-lru\r\n");
