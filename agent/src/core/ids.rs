@@ -37,7 +37,7 @@ pub(in crate::core) struct ReplyTo {
 }
 
 impl ReplyTo {
-    /// Returns that owner of its session.
+    /// Returns the owner with that number in its session.
     pub(in crate::core) fn owner(self, owner: i64) -> Owner {
         Owner { connection: self.connection, owner }
     }
