@@ -270,6 +270,7 @@ fn publish_holders(
             connect_timeout: config.connect_timeout,
             response_timeout: config.core.response_timeout,
             cmdline: config.publish_cmdline,
+            host: config.host_name.clone(),
             signing_key: config.signing_key.clone(),
         };
         holder_registry::start(settings, core.sender(), stage);

@@ -23,7 +23,9 @@ use crate::core;
 use crate::policy::Policy;
 use crate::server::socket;
 
-use parsers::{cluster_messages, deployment, frozen, lease, lock_delay, node_timeout, octal, poll};
+use parsers::{
+    cluster_messages, deployment, frozen, host_name, lease, lock_delay, node_timeout, octal, poll,
+};
 
 /// The most servers of red locks; more would make each attempt too expensive.
 const MAX_RED_SERVERS: usize = 15;
@@ -108,6 +110,10 @@ struct Flags {
     /// --agent-keys-file
     #[arg(long, value_name = "FILE")]
     signing_key_file: Option<PathBuf>,
+    /// Name of this host that pages and other agents show for its workers; by default the kernel's, which in a container
+    /// is often the container's
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
+    host_name: Option<String>,
     /// Additional host name accepted in HTTP requests; IP addresses, localhost and the names of this host always are
     #[arg(long, value_name = "HOST")]
     http_allowed_host: Vec<String>,
@@ -197,6 +203,8 @@ pub struct Config {
     pub publish_cmdline: bool,
     /// The key that signs the entries of the holder registry.
     pub signing_key: Option<Arc<SigningKey>>,
+    /// None for the kernel's name of the host.
+    pub host_name: Option<String>,
     pub http_allowed_hosts: Vec<String>,
     pub state_dir: Option<PathBuf>,
     pub core: core::Settings,
@@ -286,6 +294,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         http_sessions: flags.http_sessions,
         publish_cmdline: flags.publish_cmdline,
         signing_key,
+        host_name: flags.host_name,
         http_allowed_hosts: flags.http_allowed_host,
         state_dir: flags.state_dir,
         core,

@@ -41,6 +41,12 @@ pub(super) fn deployment(text: &str) -> Result<String, String> {
     fits.then(|| text.to_owned()).ok_or_else(|| "expected a name of at most 64 bytes".to_owned())
 }
 
+pub(super) fn host_name(text: &str) -> Result<String, String> {
+    let fits = (1..=253).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+    fits.then(|| text.to_owned())
+        .ok_or_else(|| "expected a name of at most 253 visible ASCII characters".to_owned())
+}
+
 pub(super) fn octal(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "expected permissions in octal digits, such as 0660".to_owned())

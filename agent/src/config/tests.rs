@@ -109,6 +109,8 @@ fn errors_name_the_setting_and_the_expected_value() {
         (&["--redlock-url", "redis://a"], ["--redlock-url", "odd number"]),
         (&["--redlock-password-file", "/no/such"], ["--redlock-password-file", "cannot read"]),
         (&["--node-timeout", "5s"], ["--node-timeout", "1ms to 2s"]),
+        (&["--host-name", "a host"], ["--host-name", "253 visible ASCII"]),
+        (&["--host-name", ""], ["--host-name", "253 visible ASCII"]),
         (&["--frozen", "thaw"], ["--frozen", "keep or lapse"]),
         (&["--lock-delay", "2h"], ["--lock-delay", "0s to 1h"]),
         (&["--min-replicas", "101"], ["--min-replicas", "0..=100"]),

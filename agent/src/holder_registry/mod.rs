@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 use redisson::{ClientId, LockName, keys, slot};
+use rustix::system::uname;
 use serde::Serialize;
 use service_kit::clock::{boot_epoch_millis, boot_micros};
 use service_kit::redis::LinkOptions;
@@ -62,6 +63,8 @@ pub struct Settings {
     pub response_timeout: Duration,
     /// Publishes command lines too.
     pub cmdline: bool,
+    /// The published name of this host; by default the kernel's.
+    pub host: Option<String>,
     /// Signs each entry.
     pub signing_key: Option<Arc<SigningKey>>,
 }
@@ -75,7 +78,7 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         writable: true,
         ..LinkOptions::new("lockscope-agent-registry")
     };
-    let process = AgentProcess::current();
+    let process = AgentProcess::current(settings.host);
     let signer = settings.signing_key.map(|key| Signer::new(key, settings.client, &process.host));
     let publisher = Publisher {
         link: NodeLink::new(
@@ -113,10 +116,9 @@ struct AgentProcess {
 }
 
 impl AgentProcess {
-    fn current() -> Self {
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let started = boot_micros() / 1_000;
-        Self { host: host.trim().to_owned(), pid: std::process::id(), started }
+    fn current(host: Option<String>) -> Self {
+        let host = host.unwrap_or_else(|| uname().nodename().to_string_lossy().into_owned());
+        Self { host, pid: std::process::id(), started: boot_micros() / 1_000 }
     }
 }
 
