@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -41,8 +43,23 @@ func dial(path string, onPush func(push), onClose func(*connection)) (*connectio
 	}
 	c := &connection{socket: socket, onPush: onPush, onClose: onClose}
 	go c.read()
-	c.send("HELLO", 3)
+	c.send(hello()...)
 	return c, nil
+}
+
+// hello returns the first command of a connection. It names the connection as LOCKSCOPE_NAME says.
+func hello() []any {
+	visible := func(r rune) rune {
+		if r < '!' || r > '~' {
+			return -1
+		}
+		return r
+	}
+	name := strings.Map(visible, os.Getenv("LOCKSCOPE_NAME"))
+	if name == "" {
+		return []any{"HELLO", 3}
+	}
+	return []any{"HELLO", 3, "SETNAME", name[:min(len(name), 100)]}
 }
 
 // send sends a command of strings and whole numbers.

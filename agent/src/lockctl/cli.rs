@@ -163,6 +163,9 @@ pub(crate) struct ExecArgs {
     /// Maximum wait; unlimited by default
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
+    /// Maximum wait for an agent, if none is there at the start
+    #[arg(long, value_name = "DURATION", env = "LOCKCTL_AGENT_WAIT", default_value = "0s", value_parser = wait)]
+    pub(crate) agent_wait: Duration,
     /// Hold the lock for at most this long: it is not renewed, and the command is ended in time
     #[arg(long, value_name = "DURATION", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
@@ -179,6 +182,9 @@ pub(crate) struct ExecArgs {
     /// Time between ending the command and killing it; after a loss at most the rest of the lock's validity
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse)]
     pub(crate) kill_after: Duration,
+    /// Name in lists of holders and waiters; by default `lockctl:` and the command
+    #[arg(long, value_name = "NAME", env = "LOCKSCOPE_NAME")]
+    pub(crate) name: Option<OsString>,
     /// Print nothing about waiting, the lock's holders, or giving up; the exit status reports it
     #[arg(long, short)]
     pub(crate) quiet: bool,

@@ -25,8 +25,6 @@ const REJECTION_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_REJECTION: u64 = 500;
 /// The capacity of the queue of unread pushes.
 const PUSH_QUEUE: usize = 1024;
-/// The prefix of a session's name, followed by the command's name.
-const NAME_PREFIX: &str = "lockctl:";
 /// The longest session name in bytes, within the agent's limit.
 const MAX_NAME: usize = 100;
 
@@ -171,10 +169,9 @@ impl Agent {
         Ok(Self { connection, pushes })
     }
 
-    /// Names the session after the command, for lists of sessions.
-    pub(crate) async fn set_name(&mut self, command: &str) -> Result<(), Failure> {
-        let command = command.chars().filter(char::is_ascii_graphic);
-        let name = NAME_PREFIX.chars().chain(command).take(MAX_NAME);
+    /// Names the session, for lists of holders and waiters. Only visible ASCII characters are used.
+    pub(crate) async fn set_name(&mut self, name: &str) -> Result<(), Failure> {
+        let name = name.chars().filter(char::is_ascii_graphic).take(MAX_NAME);
         let mut cmd = redis::cmd("CLIENT");
         cmd.arg("SETNAME").arg(name.collect::<String>());
         self.call(&cmd).await.map(drop)

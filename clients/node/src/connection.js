@@ -87,6 +87,12 @@ function encode(words) {
 }
 
 /** A connection whose replies arrive in the order of its commands. */
+/** Returns the first command of a connection. It names the connection as `LOCKSCOPE_NAME` says. */
+function hello() {
+  const name = (process.env.LOCKSCOPE_NAME ?? "").replace(/[^!-~]/g, "").slice(0, 100);
+  return name ? ["HELLO", 3, "SETNAME", name] : ["HELLO", 3];
+}
+
 export class Connection {
   closed = false;
   #socket;
@@ -110,7 +116,7 @@ export class Connection {
       socket.once("error", reject);
       socket.once("connect", () => {
         const connection = new Connection(socket, onPush, onClose);
-        connection.send("HELLO", 3).catch(() => {}); // An agent that refuses ends the connection.
+        connection.send(...hello()).catch(() => {}); // An agent that refuses ends the connection.
         resolve(connection);
       });
     });

@@ -1,5 +1,8 @@
 //! RESP3, the protocol of the agent's socket.
 
+use std::env;
+use std::os::unix::ffi::OsStrExt as _;
+
 /// The depth of nested values; the agent's replies have three levels.
 const DEPTH: usize = 16;
 
@@ -50,6 +53,15 @@ pub(crate) struct Command {
 impl Command {
     pub(crate) fn new(word: &str) -> Self {
         Self::default().word(word)
+    }
+
+    /// Returns the first command of a connection. It names the connection as `LOCKSCOPE_NAME` says.
+    pub(crate) fn hello() -> Self {
+        let given = env::var_os("LOCKSCOPE_NAME").unwrap_or_default();
+        let visible = given.as_bytes().iter().copied().filter(u8::is_ascii_graphic);
+        let name: Vec<u8> = visible.take(100).collect();
+        let hello = Self::new("HELLO").word("3");
+        if name.is_empty() { hello } else { hello.word("SETNAME").word(name) }
     }
 
     pub(crate) fn word(mut self, word: impl AsRef<[u8]>) -> Self {

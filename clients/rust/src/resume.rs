@@ -63,7 +63,7 @@ impl Session {
     ) -> io::Result<Result<(), Failure>> {
         let listener = SessionListener(Arc::downgrade(self));
         let connection = Connection::open(&self.path, listener).await?;
-        drop(connection.send(&Command::new("HELLO").word("3")));
+        drop(connection.send(&Command::hello()));
         let sent = boot();
         let limit = end.saturating_sub(sent).clamp(LEAST_LIMIT, REPLY_LIMIT);
         let opening = timeout(limit, self.take_session(&connection));

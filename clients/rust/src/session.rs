@@ -460,7 +460,7 @@ impl Session {
     pub(crate) async fn call_once(&self, command: &Command) -> Result<Value, Failure> {
         let connection = Connection::open(&self.path, Nobody).await;
         let connection = connection.map_err(|_| Failure::Disconnected)?;
-        drop(connection.send(&Command::new("HELLO").word("3")));
+        drop(connection.send(&Command::hello()));
         let outcome = connection.call(command).await;
         connection.close();
         outcome

@@ -31,7 +31,7 @@ impl Driver {
     pub(super) fn start(library: &Library, socket: &Path) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut command = (library.command)()?;
-        command.env("LOCKSCOPE_SOCKET", socket);
+        command.env("LOCKSCOPE_SOCKET", socket).env("LOCKSCOPE_NAME", "billing ü\n7");
         let log = folder.path().join("driver.log");
         let mut process = Process::spawn_piped("the library's driver", command, &log)?;
         let stdin = ChildStdin::from_std(process.take_stdin().context("piped")?)?;

@@ -132,6 +132,7 @@ macro_rules! conformance {
         mod $library {
             conformance! { @scenarios scenarios $value
                 a_lock_is_granted_and_released
+                sessions_have_the_name_in_the_environment
                 a_fenced_lock_has_growing_tokens
                 a_wait_times_out
                 a_wait_of_more_than_a_year_has_no_limit

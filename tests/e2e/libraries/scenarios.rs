@@ -22,6 +22,14 @@ pub(super) async fn a_lock_is_granted_and_released(library: &Library) -> Result<
     stage.driver.fails("check a", "lost").await
 }
 
+pub(super) async fn sessions_have_the_name_in_the_environment(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    let rows = stage.other.call("LOCKS").await?;
+    ensure!(rows.items()?[1].items()?[0].field("name")?.text() == "billing7", "{rows:?}");
+    Ok(())
+}
+
 pub(super) async fn a_fenced_lock_has_growing_tokens(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
     let first = number(&stage.driver.ok("lock a orders:42 kind=fenced").await?, "token")?;

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use anyhow::{Context as _, Result};
 use std::io::Write as _;
 
-use harness::process;
+use harness::{eventually, process};
 
 use super::{Desk, programs};
 
@@ -34,6 +34,33 @@ async fn inner_values_win_over_outer_ones() -> Result<()> {
     assert_eq!(of_inner[2], "unset", "a token belongs to its lock alone");
     assert_eq!(of_inner[4], fields[4], "one trace for all of it");
     assert_eq!(desk.mark("after").await, outer);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_session_has_the_name_of_its_command_or_the_chosen_one() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut worker = desk.bench.session().await?;
+    for (options, variable, expected) in [
+        ("a", "", "lockctl:sh"),
+        ("a", "pod-7f9c ü", "pod-7f9c"),
+        ("--name nightly a", "pod-7f9c", "nightly"),
+    ] {
+        let mut words = vec!["exec"];
+        words.extend(options.split(' '));
+        words.extend(["--", "sh", "-c", "read -r line"]);
+        let mut command = desk.command(&words)?;
+        let mut child = command.env("LOCKSCOPE_NAME", variable).stdin(Stdio::piped()).spawn()?;
+        let name = eventually("the hold", async || {
+            let rows = worker.call("LOCKS MATCH a").await?;
+            let row = rows.items()?[1].items()?.first().context("no hold")?;
+            Ok(row.field("name")?.text())
+        })
+        .await;
+        assert_eq!(name, expected);
+        drop(child.stdin.take());
+        child.wait()?;
+    }
     Ok(())
 }
 

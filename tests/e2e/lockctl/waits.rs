@@ -189,6 +189,21 @@ async fn an_unreported_grant_of_an_exited_agent_is_released() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_missing_agent_is_awaited_for_the_chosen_time() -> Result<()> {
+    let desk = Desk::new().await?;
+    let door = desk.path("door.sock");
+    let mut command = desk.command(&["exec", "--try", "a", "--", "touch", "done"])?;
+    command.env("LOCKSCOPE_SOCKET", &door).env("LOCKCTL_AGENT_WAIT", "10m");
+    let mut run = desk.spawn(command)?;
+    run.says("waiting for the agent: ").await;
+    std::os::unix::fs::symlink(desk.bench.agent.socket(), &door)?;
+    let (code, said) = run.end().await?;
+    assert_eq!((code, said.lines().count()), (0, 1), "{said}");
+    assert!(desk.path("done").exists());
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_missing_agent_is_reported_at_once() -> Result<()> {
     let desk = Desk::new().await?;
     let door = desk.path("door.sock");

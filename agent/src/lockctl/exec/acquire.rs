@@ -75,6 +75,7 @@ pub(crate) async fn acquire(
     attempts: &mut Attempts,
 ) -> Result<Granted, Exit> {
     let began = Instant::now();
+    let mut announced = false;
     let deadline = if args.try_once { Some(began) } else { args.wait.map(|wait| began + wait) };
     loop {
         let failure = match attempt(socket, args, deadline, traceparent, attempts).await {
@@ -108,15 +109,30 @@ pub(crate) async fn acquire(
             }
             Failure::Forbidden(_) | Failure::Refused(..) => false,
         };
-        let retry_until = attempts.agent_lost.map(|since| since + AGENT_TIMEOUT);
-        let in_time =
-            retry_until.is_some_and(|end| now < end) && deadline.is_none_or(|end| now < end);
+        let lost = attempts.agent_lost.filter(|_| !args.try_once);
+        let retry_until =
+            (began + args.agent_wait).max(lost.map_or(began, |since| since + AGENT_TIMEOUT));
+        let in_time = now < retry_until && args.wait.is_none_or(|wait| now < began + wait);
         if !agent_lost || !in_time {
             notice(&failure.to_string());
             return Err(failure.exit(args.exits.exit_no_agent, args.exits.exit_usage));
         }
+        if !args.quiet && !announced && matches!(failure, Failure::NoAgent(_)) {
+            announced = true;
+            notice(&format!("waiting for the agent: {failure}"));
+        }
         sleep(RETRY_INTERVAL).await;
     }
+}
+
+/// Returns the given name, or one that contains the command's.
+fn session_name(args: &ExecArgs) -> String {
+    if let Some(name) = args.name.as_ref().filter(|name| !name.is_empty()) {
+        return name.to_string_lossy().into_owned();
+    }
+    let program =
+        args.command.first().map(|program| Path::new(program).file_name().unwrap_or(program));
+    format!("lockctl:{}", program.unwrap_or_default().to_string_lossy())
 }
 
 /// Tries to acquire the locks in a new session, after ending an abandoned one. Returns `None` if the wait timed out.
@@ -132,9 +148,7 @@ async fn attempt(
         attempts.abandoned = None;
     }
     let mut agent = Agent::connect(socket).await?;
-    let program =
-        args.command.first().map(|program| Path::new(program).file_name().unwrap_or(program));
-    agent.set_name(&program.unwrap_or_default().to_string_lossy()).await?;
+    agent.set_name(&session_name(args)).await?;
     let session = agent.enable_pushes(args.grace).await?;
     let id = session.text("id").unwrap_or_default();
     let secret = args.grace.and_then(|_| session.text("secret"));

@@ -1,6 +1,7 @@
 """One connection to the agent: RESP3 over a Unix socket."""
 
 import asyncio
+import os
 import socket
 from collections import deque
 from typing import Any, Callable, Deque, List, Optional, Tuple, Union
@@ -39,6 +40,12 @@ def encode(words: Tuple[Word, ...]) -> bytes:
             raise Rejected("ERR", f"ERR {word!r} cannot be written in UTF-8: {error.reason}") from None
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
+
+
+def hello() -> Tuple[Word, ...]:
+    """Return the first command of a connection. It names the connection as `LOCKSCOPE_NAME` says."""
+    name = "".join(char for char in os.environ.get("LOCKSCOPE_NAME", "") if "!" <= char <= "~")[:100]
+    return ("HELLO", 3, "SETNAME", name) if name else ("HELLO", 3)
 
 
 class Parser:

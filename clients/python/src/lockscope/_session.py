@@ -12,7 +12,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ._clock import boot
-from ._connection import Connection, ErrorReply, Push, Word
+from ._connection import Connection, ErrorReply, Push, Word, hello
 from ._errors import Disconnected, LockLost, LockTimeout, LockscopeError, Unavailable, from_reply
 
 #: The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
@@ -447,7 +447,7 @@ class Session:
         connection = await Connection.open(self._path, self._on_push, self._on_close)
         try:
             sent = boot()
-            hello = connection.send("HELLO", 3)
+            greeted = connection.send(*hello())
             if self._id is None:
                 try:
                     ticket = await connection.call(*self._session_words(), limit=limit())
@@ -459,7 +459,7 @@ class Session:
             else:
                 ticket = await connection.call("RESUME", self._id, self._secret, limit=limit())
                 await connection.call("SESSION", "PUSH", "on", limit=limit())
-            await hello
+            await greeted
         except BaseException:
             connection.abort()
             raise
@@ -606,7 +606,7 @@ async def one_call(path: str, *words: Word) -> Any:
     """Run one command on a separate connection."""
     connection = await Connection.open(path, lambda _: None, lambda _: None)
     try:
-        connection.send("HELLO", 3)
+        connection.send(*hello())
         return await connection.call(*words, limit=REPLY_LIMIT)
     finally:
         connection.abort()

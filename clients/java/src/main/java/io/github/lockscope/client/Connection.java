@@ -61,12 +61,22 @@ final class Connection {
             channel.configureBlocking(false);
             var connection = new Connection(channel, engine.poller, listener);
             connection.key = engine.poller.register(channel, connection);
-            connection.send("HELLO", 3);
+            connection.send(hello());
             return connection;
         } catch (IOException error) {
             channel.close();
             throw error;
         }
+    }
+
+    /** Returns the first command of a connection. It names the connection as {@code LOCKSCOPE_NAME} says. */
+    private static Object[] hello() {
+        var given = System.getenv("LOCKSCOPE_NAME");
+        var name = given == null ? "" : given.replaceAll("[^!-~]", "");
+        if (name.isEmpty()) {
+            return new Object[] {"HELLO", 3};
+        }
+        return new Object[] {"HELLO", 3, "SETNAME", name.substring(0, Math.min(name.length(), 100))};
     }
 
     /**
