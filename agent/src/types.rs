@@ -101,7 +101,7 @@ pub enum End {
     Disconnected,
     /// Its fixed lease expired.
     Expired,
-    /// Its validity ran out: Redis was unreachable, too few replicas confirmed, or the agent of a red lock ended.
+    /// Its validity ran out: Redis was unreachable, or too few replicas confirmed.
     Unconfirmed,
     /// It was no longer in Redis.
     Missing,
@@ -113,12 +113,21 @@ pub enum End {
     Frozen,
     /// The agent shut down before the worker did.
     Drained,
+    /// It is a red lock, and the agent that held it has ended.
+    Restarted,
 }
 
 impl End {
     /// The reasons that count as a loss.
-    pub const LOST: [Self; 6] =
-        [Self::Unconfirmed, Self::Missing, Self::Stolen, Self::Forced, Self::Frozen, Self::Drained];
+    pub const LOST: [Self; 7] = [
+        Self::Unconfirmed,
+        Self::Missing,
+        Self::Stolen,
+        Self::Forced,
+        Self::Frozen,
+        Self::Drained,
+        Self::Restarted,
+    ];
 
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -132,6 +141,7 @@ impl End {
             Self::Forced => "forced",
             Self::Frozen => "frozen",
             Self::Drained => "drained",
+            Self::Restarted => "restarted",
         }
     }
 
@@ -149,12 +159,13 @@ impl End {
             Self::Expired => "its explicit lease ran out",
             Self::Unconfirmed => "its validity ran out: Redis did not confirm a renewal in time",
             Self::Missing => {
-                "it is gone from Redis (expired early, deleted, evicted, or lost in a restart or failover)"
+                "it is gone from Redis (expired early or while no agent ran, deleted, evicted, or lost in a restart or failover)"
             }
             Self::Stolen => "another holder has it",
             Self::Forced => "an operator released it",
             Self::Frozen => "its process was stopped for longer than the lease (--frozen lapse)",
             Self::Drained => "the agent was shut down",
+            Self::Restarted => "the agent was restarted, which a red lock does not outlive",
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{Bench, lock};
 async fn metrics_are_valid_and_count_events() -> Result<()> {
     let bench = Bench::new().await?;
     let before = bench.agent.metrics().await?;
-    for reason in ["unconfirmed", "missing", "stolen", "forced", "frozen", "drained"] {
+    for reason in ["unconfirmed", "missing", "stolen", "forced", "frozen", "drained", "restarted"] {
         let series = format!("lockscope_agent_lost_holds_total{{reason=\"{reason}\"}} 0");
         assert!(before.0.contains(&series), "{series} is there from the start");
     }

@@ -443,7 +443,7 @@ async fn a_forced_release_replies_unavailable_if_too_few_servers_answer() -> Res
 }
 
 #[tokio::test]
-async fn a_restarted_agent_reports_red_holds_as_unconfirmed() -> Result<()> {
+async fn a_restarted_agent_reports_that_red_holds_did_not_outlive_it() -> Result<()> {
     let mut red = Red::with(3, &[]).await?;
     let mut worker = red.agent.client().await?;
     let session = worker.call("SESSION GRACE 60000").await?.ok()?;
@@ -460,7 +460,7 @@ async fn a_restarted_agent_reports_red_holds_as_unconfirmed() -> Result<()> {
     assert_eq!(resumed.field("holds")?.items()?.len(), 0, "{resumed}");
     let ticket = format!("{} {}", resumed.field("id")?, resumed.field("secret")?);
     let events = worker.call(&format!("EVENTS {ticket}")).await?.text();
-    assert_eq!(events, "[[lost, a, red, unconfirmed], [lost, b, red, unconfirmed]]");
-    assert_error(&worker.call("UNLOCK a").await?, "LOST", "unconfirmed");
+    assert_eq!(events, "[[lost, a, red, restarted], [lost, b, red, restarted]]");
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "the agent was restarted");
     Ok(())
 }

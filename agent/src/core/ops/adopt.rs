@@ -123,8 +123,7 @@ impl Core {
                 self.lost_before(connection, &hold, End::Expired);
                 self.undo(&hold.lock, hold.kind, hold.number, hold.longest);
             } else if hold.kind == Kind::Red {
-                // A red lock does not outlive its agent, and the Redis of other kinds does not have it.
-                self.lost_before(connection, &hold, End::Unconfirmed);
+                self.lost_before(connection, &hold, End::Restarted);
                 self.journal_gone(hold.number);
             } else {
                 rest.push(hold);
