@@ -138,6 +138,16 @@ impl File {
         Self { folder: StateFolder::unlocked(folder), head, file, length: 0, compacted_length: 0 }
     }
 
+    /// Returns a journal whose next append panics, because its length overflows.
+    #[cfg(test)]
+    pub(super) fn panicking(folder: &Path) -> Self {
+        let (_, pipe) = io::pipe().unwrap();
+        let file = Some(fs::File::create(folder.join(FILE)).unwrap());
+        let compacted_length = u64::MAX / 4;
+        let length = compacted_length * 4;
+        Self { file, length, compacted_length, ..Self::appending_to(folder, pipe) }
+    }
+
     /// Returns whether the next write should replace the file rather than append to it.
     #[must_use]
     pub fn needs_rewrite(&self) -> bool {

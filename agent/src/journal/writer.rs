@@ -1,6 +1,7 @@
 //! Writes the journal on a blocking thread. Records that arrive during a write are batched into the next one.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use tokio::task::{JoinError, JoinHandle};
@@ -97,8 +98,11 @@ impl Writer {
         self.stalled_at = now + self.patience;
         self.check_at = now + CHECK_AFTER;
         self.busy = Some(tokio::task::spawn_blocking(move || {
-            let written =
-                if rewrite { file.rewrite(&lines).map(|()| true) } else { file.append(&lines) };
+            let write =
+                || if rewrite { file.rewrite(&lines).map(|()| true) } else { file.append(&lines) };
+            // The file outlives a panic: the next write replaces it.
+            let written = catch_unwind(AssertUnwindSafe(write))
+                .unwrap_or_else(|_| Err(io::Error::other("the thread that writes it panicked")));
             (file, written)
         }));
     }
@@ -139,7 +143,7 @@ impl Writer {
                     Err(error) => Some(error.to_string()),
                 }
             }
-            // The file is lost with the thread, so the journal cannot be written again.
+            // The runtime ends.
             Err(error) => Some(error.to_string()),
         };
         if error.is_some() {
@@ -180,6 +184,23 @@ mod tests {
     async fn written(writer: &mut Writer) -> Outcome {
         let limit = Duration::from_secs(30);
         tokio::time::timeout(limit, writer.written()).await.expect("an outcome in time")
+    }
+
+    #[tokio::test]
+    async fn a_write_that_panics_fails_and_the_next_one_replaces_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = Writer::new(File::panicking(folder.path()));
+        writer.push(Record::Gone { number: 6 });
+        writer.start(|| -> Vec<Record> { unreachable!("there is a file") });
+        let outcome = written(&mut writer).await;
+        assert_eq!(outcome.upto, 1);
+        assert!(outcome.error.is_some_and(|why| why.contains("panicked")));
+        writer.push(Record::Gone { number: 7 });
+        writer.start(|| [Record::Gone { number: 7 }]);
+        let outcome = written(&mut writer).await;
+        assert_eq!((outcome.upto, outcome.error), (2, None));
+        let written = std::fs::read_to_string(folder.path().join("journal")).unwrap();
+        assert_eq!(written.lines().count(), 2, "the whole state: {written}");
     }
 
     /// A pipe that nobody reads accepts 64 KiB, and then blocks like a disk that hangs.
