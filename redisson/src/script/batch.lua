@@ -2,8 +2,8 @@
 -- own script.
 -- KEYS: of each acquire the lock and its fair queue, of each release the lock
 -- ARGV: a letter for each, 'a' or 'r', as one word; then of each acquire holder, lease ms; of each release holder, channel
--- Replies the places of those for which nothing was done: the lock was not free, or not held. With an error nothing was done at
--- all: Redis refuses a script's first write or none of its writes.
+-- Replies the places of those for which nothing was done: the lock was not free, or not held; and {place, error} for each release
+-- whose message was refused. With an error nothing was done at all: Redis refuses a script's first write or none of its writes.
 local call, pcall, letters = redis.call, redis.pcall, ARGV[1]
 local left, key = {}, 1
 for place = 1, #letters do
@@ -23,7 +23,10 @@ for place = 1, #letters do
   else
     done = pcall('HDEL', lock, holder) == 1
     if done and call('EXISTS', lock) == 0 then
-      pcall('PUBLISH', last, '0')
+      local said = pcall('PUBLISH', last, '0')
+      if type(said) == 'table' then
+        left[#left + 1] = {place, said.err}
+      end
     end
     key = key + 1
   end

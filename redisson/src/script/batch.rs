@@ -41,17 +41,26 @@ pub fn batch<'a>(calls: impl IntoIterator<Item = &'a Call, IntoIter: Clone>) -> 
     Call { script: &BATCH, keys, args }
 }
 
-/// Parses the reply to a [`batch`] of that many calls. Returns for each its own reply if it was carried out; `None` if
-/// nothing was done for it, so that its own script has to be called.
+/// Parses the reply to a [`batch`] of that many calls. Returns for each the reply of its own script if it was carried out; `None`
+/// if nothing was done for it, so that its own script has to be called.
 ///
 /// # Errors
 /// Returns an error for any other reply.
 pub fn parse_batch(reply: &Value, calls: usize) -> Result<Vec<Option<Value>>, BadReply> {
     let read = || {
-        let mut replies = vec![Some(Value::Array(vec![Value::Int(1)])); calls];
-        for place in reply.array()? {
+        let done = Value::Array(vec![Value::Int(1)]);
+        let mut replies = vec![Some(done.clone()); calls];
+        for item in reply.array()? {
+            let (place, own) = match item.array() {
+                Some([place, error @ Value::Bytes(_)]) => {
+                    (place, Some(Value::Array(vec![Value::Int(1), error.clone()])))
+                }
+                _ => (item, None),
+            };
             let place = usize::try_from(place.int()?).ok()?.checked_sub(1)?;
-            replies.get_mut(place)?.take()?;
+            let reply = replies.get_mut(place)?;
+            reply.take_if(|reply| *reply == done)?;
+            *reply = own;
         }
         Some(replies)
     };
@@ -99,7 +108,18 @@ mod tests {
         let done = Some(reply(&[1]));
         assert_eq!(parse_batch(&reply(&[]), 2).unwrap(), [done.clone(), done.clone()]);
         assert_eq!(parse_batch(&reply(&[1, 3]), 3).unwrap(), [None, done, None]);
-        for bad in [reply(&[0]), reply(&[3]), reply(&[1, 1]), Value::Int(1)] {
+        let error = Value::Bytes(b"NOPERM".to_vec());
+        let refused = Value::Array(vec![Value::Int(2), error.clone()]);
+        let two = Value::Array(vec![Value::Int(1), refused.clone()]);
+        let own = Some(Value::Array(vec![Value::Int(1), error]));
+        assert_eq!(parse_batch(&two, 2).unwrap(), [None, own]);
+        for bad in [
+            Value::Array(vec![refused.clone(), refused]),
+            reply(&[0]),
+            reply(&[3]),
+            reply(&[1, 1]),
+            Value::Int(1),
+        ] {
             assert!(parse_batch(&bad, 2).is_err(), "{bad:?}");
         }
     }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use redisson::HolderId;
-use redisson::script::{Call, Publish, Value, parse_batch};
+use redisson::script::{Call, Publish, Value, parse_batch, unannounced};
 
 use super::full::fill;
 use super::{Bench, keys, lease, messages, name, other_keys, ours, script, theirs};
@@ -77,6 +77,30 @@ async fn a_fair_queue_and_other_keys_are_left_alone() -> Result<()> {
         all.flat_map(|lock| [acquire(lock, ours(1)), release(lock, ours(2))]).collect();
     assert_eq!(bench.batch(&calls).await?, vec![false; calls.len()]);
     assert_eq!(bench.dump().await?, before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_release_whose_message_is_refused_says_so() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    for lock in ["a", "b"] {
+        bench.acquire(&name(lock), ours(1), 5_000).await?;
+    }
+    bench.client.call("ACL SETUSER default resetchannels").await?.ok()?;
+    let calls = [
+        release("a", ours(1)),
+        release("gone", ours(1)),
+        acquire("c", ours(2)),
+        release("b", ours(1)),
+    ];
+    let replies = parse_batch(&bench.call(&script::batch(&calls)).await?, calls.len())?;
+    let errors = replies.iter().map(|reply| reply.as_ref().map(unannounced));
+    let refused =
+        errors.map(|error| error.map(|error| error.is_some_and(|error| error.contains("channel"))));
+    assert_eq!(refused.collect::<Vec<_>>(), [Some(true), None, Some(false), Some(true)]);
+    for lock in ["a", "b"] {
+        bench.assert_free(&name(lock)).await?;
+    }
     Ok(())
 }
 
