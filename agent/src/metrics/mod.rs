@@ -197,7 +197,7 @@ impl Metrics {
             lost_holds: make.counters("lost_holds_total", "Lost holds of all groups together.", &["reason"])?,
             unknown_outcomes: make.counters(
                 "doubts_total",
-                "Scripts with an unknown outcome, by the outcome found later: applied, not_applied, undone_late (a late copy was removed).",
+                "Scripts with an unknown outcome, by the outcome found later: applied, not_applied, undone_late (a late copy was found in Redis, and removed).",
                 &["outcome"],
             )?,
             commands: make.counters("commands_total", "Commands answered.", &["command", "outcome"])?,

@@ -1,13 +1,13 @@
 //! Undo: the removal of a number that nobody holds.
 
-use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
+use redisson::script::{self, BadReply, Call, Value};
 
 use super::Op;
 use super::operation::Operation;
 use super::release::release_call;
+use crate::core::Core;
 use crate::core::ids::OpId;
 use crate::core::ops::verb::Undo;
-use crate::core::{Core, Report};
 use crate::journal::Record;
 use crate::types::Number;
 
@@ -17,9 +17,7 @@ impl Operation for Undo {
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
-        if script::parse_release(reply)? == ReleaseOutcome::Released {
-            core.effects.report(Report::OutcomeKnown("undone_late"));
-        }
+        script::parse_release(reply)?;
         core.note_message(&self.name, reply);
         core.on_released(&self.name, self.kind, self.number);
         Ok(())
