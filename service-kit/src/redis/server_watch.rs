@@ -55,6 +55,14 @@ impl ServerWatch {
         apply(&mut info.replid, new.replid, "replication id", &mut changed);
         apply(&mut info.maxmemory_policy, new.maxmemory_policy, "maxmemory-policy", &mut changed);
         apply(&mut info.maxmemory, new.maxmemory, "maxmemory", &mut changed);
+        if new.replicas.is_some() {
+            info.requires_replicas = new.requires_replicas;
+            let before = std::mem::replace(&mut info.replicas, new.replicas);
+            // One more or less is not news; the first and the last are.
+            if (before > Some(0)) != (new.replicas > Some(0)) {
+                changed.push("replicas");
+            }
+        }
         let Some(now) = answers.last().and_then(time_of) else { return changed };
         let clock = Offset::between(now, sent, received);
         // The latest offset is kept, so that a slow drift is not a step.
@@ -136,6 +144,23 @@ mod tests {
         assert_eq!(changed, ["role", "replication id"]);
         assert_eq!(server.info().role, Some(Role::Replica));
         assert_eq!(server.info().run_id.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn the_first_replica_and_the_end_of_the_last_are_changes() {
+        let info = |replicas| format!("role:master\r\nconnected_slaves:{replicas}\r\n");
+        let mut server = ServerWatch::new(ServerInfo::from_info(&info(0)));
+        let news = [1, 2, 1, 0, 0].map(|replicas| {
+            let changed = server.update(&[text(&info(replicas))], 0, 1);
+            (changed, server.info().replicas)
+        });
+        let [one, two, one_left, none, still_none] = news;
+        assert_eq!(one, (vec!["replicas"], Some(1)));
+        assert_eq!([two, one_left], [(vec![], Some(2)), (vec![], Some(1))]);
+        assert_eq!([none, still_none], [(vec!["replicas"], Some(0)), (vec![], Some(0))]);
+        let guarded = "connected_slaves:0\r\nmin_slaves_good_slaves:1\r\n";
+        assert!(server.update(&[text(guarded)], 0, 1).is_empty());
+        assert!(server.info().requires_replicas);
     }
 
     #[test]

@@ -319,3 +319,17 @@ async fn replicas_without_a_requirement_cause_a_warning_at_start() -> Result<()>
     assert!(!warned("c", &[]).await?);
     Ok(())
 }
+
+#[tokio::test]
+async fn a_replica_that_is_added_later_causes_the_warning_too() -> Result<()> {
+    let master = master().await?;
+    let mut agent = Agent::with(&master, &[]).await?;
+    ensure!(!agent.process().log().contains("replicas without --min-replicas"));
+    let _replica = replica(&master).await?;
+    eventually("the warning", async || {
+        ensure!(agent.process().log().contains("replicas without --min-replicas"));
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
