@@ -227,7 +227,9 @@ impl Scope {
         });
         let moved = self.server_change.take();
         if let Some(cause) = moved.or(other.then_some(RestartCause::Started)) {
-            self.restart = Some(Restart { since, at, lost: 0, cause });
+            // What an earlier change has lost, if not all was read again since, is part of this notice.
+            let lost = self.restart.take().map_or(0, |unfinished| unfinished.lost);
+            self.restart = Some(Restart { since, at, lost, cause });
             for (name, entry) in self.locks.iter_mut() {
                 self.schedule.advance(&mut entry.due, name, since);
             }

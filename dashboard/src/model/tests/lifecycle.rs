@@ -287,6 +287,26 @@ fn locks_lost_in_a_restart_make_one_notice() {
 }
 
 #[test]
+fn a_second_change_of_the_server_keeps_the_count_of_the_first() {
+    let mut model = model();
+    up(&mut model, 0, "h:1", false);
+    for name in ["a", "b", "c"] {
+        read(&mut model, name, 1, held(1, 1, Some(30_000)));
+    }
+    up(&mut model, 2_000, "h:2", false);
+    read(&mut model, "a", 2_001, absent());
+    up(&mut model, 3_000, "h:3", false);
+    model.tick(at(3_000));
+    assert!(model.notices.is_empty(), "two have not been read again");
+    read(&mut model, "a", 3_001, absent());
+    read(&mut model, "b", 3_002, absent());
+    read(&mut model, "c", 3_003, held(1, 1, Some(30_000)));
+    model.tick(at(3_500));
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["h:3 is the master now; 2 held locks of database 0 were gone there"]);
+}
+
+#[test]
 fn a_fixed_lease_that_ended_while_the_server_was_down_is_no_loss() {
     for (after, free) in [(absent(), true), (held(2, 1, Some(30_000)), false)] {
         let mut model = model();
