@@ -23,7 +23,7 @@ const MIN_LEASE: Duration = Duration::from_millis(100);
 
 /// Runs commands while holding locks, and shows the locks of this host's agent
 #[derive(Debug, Parser)]
-#[command(name = "lockctl", version, disable_help_subcommand = true)]
+#[command(name = "lockctl", version)]
 pub(crate) struct Cli {
     /// The agent's socket; by default /run/lockscope/agent.sock, otherwise in the user's runtime folder
     #[arg(long, global = true, value_name = "PATH", env = "LOCKSCOPE_SOCKET")]
@@ -484,5 +484,15 @@ mod tests {
         assert_eq!(status("exec --exit-usage=3", Some("4")), 3);
         assert_eq!(status("exec -- x --exit-usage 3", Some("4")), 4);
         assert_eq!(status("exec --exit-usage three", None), 64);
+    }
+
+    #[test]
+    fn help_has_a_command_too() {
+        let help = |words: &[&str]| Cli::command().try_get_matches_from(words).unwrap_err();
+        for words in [&["lockctl", "help"][..], &["lockctl", "help", "exec"]] {
+            assert_eq!(help(words).kind(), ErrorKind::DisplayHelp, "{words:?}");
+        }
+        let unknown = help(&["lockctl", "help", "nope"]);
+        assert!(unknown.to_string().contains("unrecognized subcommand 'nope'"), "{unknown}");
     }
 }
