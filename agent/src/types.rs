@@ -93,6 +93,38 @@ impl Share {
     }
 }
 
+/// A setting that limits a number, and the number's subject and verb for one and for several.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit {
+    pub(crate) setting: &'static str,
+    pub(crate) max: usize,
+    pub(crate) what: [&'static str; 2],
+}
+
+impl Limit {
+    /// Returns a sentence about this limit if it keeps a user from another one. `in_all` count against it, `own` of them are
+    /// the user's.
+    pub(crate) fn reached(self, peer: &Peer, in_all: usize, own: usize) -> Option<String> {
+        let Self { setting, max, what: [one, several] } = self;
+        let counted = |count| format!("{count} {}", if count == 1 { one } else { several });
+        let share = Share::of(max, peer.is_administrator());
+        if in_all >= share.in_all {
+            let reserved = match max - share.in_all {
+                0 => String::new(),
+                some => format!(", with {some} reserved for root and the agent's user"),
+            };
+            return Some(format!("{} already ({setting} is {max}{reserved})", counted(in_all)));
+        }
+        (own >= share.of_user).then(|| {
+            format!(
+                "{} already for user {}, and one user may have three quarters of {setting} ({max})",
+                counted(own),
+                peer.uid
+            )
+        })
+    }
+}
+
 /// The reason why a hold ended, as shown in events, metrics and pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {

@@ -4,7 +4,7 @@ use crate::collections::HashMap;
 use crate::core::settings::Limits;
 use crate::policy::{Denial, Policy};
 use crate::protocol::command::LockRequest;
-use crate::types::{Peer, Share};
+use crate::types::{Limit, Peer};
 
 /// The limits, and the holds and waits of each user that has any.
 #[derive(Debug)]
@@ -87,27 +87,19 @@ impl Quota {
     pub(super) fn exhausted(&self, peer: &Peer, before: usize) -> Option<String> {
         let own = self.of(peer.uid);
         let Limits { max_waiters, max_locks } = self.limits;
-        let locks = "locks are held, awaited or asked for";
-        let checks = [
-            (max_waiters, self.all.waits, own.waits, "commands wait for locks", "--max-waiters"),
-            (max_locks, self.all.locks() + before, own.locks() + before, locks, "--max-locks"),
-        ];
-        checks.into_iter().find_map(|(max, in_all, own, what, setting)| {
-            let share = Share::of(max, peer.is_administrator());
-            if in_all >= share.in_all {
-                let reserved = match max - share.in_all {
-                    0 => String::new(),
-                    some => format!(", with {some} reserved for root and the agent's user"),
-                };
-                return Some(format!("{in_all} {what} already ({setting} is {max}{reserved})"));
-            }
-            (own >= share.of_user).then(|| {
-                format!(
-                    "{own} {what} by user {} already, and one user may have three quarters of {setting} ({max})",
-                    peer.uid
-                )
-            })
-        })
+        let waits = Limit {
+            setting: "--max-waiters",
+            max: max_waiters,
+            what: ["command waits for a lock", "commands wait for locks"],
+        };
+        let locks = Limit {
+            setting: "--max-locks",
+            max: max_locks,
+            what: ["lock is held, awaited or asked for", "locks are held, awaited or asked for"],
+        };
+        waits
+            .reached(peer, self.all.waits, own.waits)
+            .or_else(|| locks.reached(peer, self.all.locks() + before, own.locks() + before))
     }
 
     #[cfg(test)]
@@ -139,7 +131,7 @@ mod tests {
         }
         let reason = quota.exhausted(&one, 0).expect("one user may have 12 of 16");
         assert!(
-            reason.contains("12 locks are held, awaited or asked for by user 4000000001"),
+            reason.contains("12 locks are held, awaited or asked for already for user 4000000001"),
             "{reason}"
         );
         for _ in 0..3 {
@@ -151,5 +143,13 @@ mod tests {
         assert_eq!(quota.exhausted(&user(0), 0), None);
         quota.remove_hold(one.uid);
         assert_eq!(quota.exhausted(&one, 0), None);
+    }
+
+    #[test]
+    fn the_sentence_about_a_limit_of_one_has_the_singular() {
+        let mut quota = Quota::new(Limits { max_waiters: 1, ..LIMITS });
+        quota.add_wait(0);
+        let reason = quota.exhausted(&user(0), 0).expect("one waits");
+        assert_eq!(reason, "1 command waits for a lock already (--max-waiters is 1)");
     }
 }

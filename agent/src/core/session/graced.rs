@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::collections::HashMap;
-use crate::types::{ConnectionId, Peer, Share};
+use crate::types::{ConnectionId, Limit, Peer};
 
 #[derive(Debug, Default)]
 pub(super) struct Graced {
@@ -39,24 +39,9 @@ impl Graced {
 
     /// Returns a sentence about the limit that prevents a user from having another one, if reached.
     pub(super) fn exhausted(&self, peer: &Peer, max: usize) -> Option<String> {
-        let share = Share::of(max, peer.is_administrator());
-        let in_all = self.users.len();
-        if in_all >= share.in_all {
-            let reserved = match max - share.in_all {
-                0 => String::new(),
-                some => format!(", with {some} reserved for root and the agent's user"),
-            };
-            return Some(format!(
-                "{in_all} sessions have GRACE already (--max-sessions is {max}{reserved})"
-            ));
-        }
+        let what = ["session has GRACE", "sessions have GRACE"];
         let own = self.counts.get(&peer.uid).copied().unwrap_or_default();
-        (own >= share.of_user).then(|| {
-            format!(
-                "{own} sessions of user {} have GRACE already, and one user may have three quarters of --max-sessions ({max})",
-                peer.uid
-            )
-        })
+        Limit { setting: "--max-sessions", max, what }.reached(peer, self.users.len(), own)
     }
 }
 
@@ -75,7 +60,10 @@ mod tests {
             graced.insert(ConnectionId(number), one.uid);
         }
         let reached = graced.exhausted(&one, 16).expect("one user may have 12 of 16");
-        assert!(reached.starts_with("12 sessions of user 4000000001"), "{reached}");
+        assert!(
+            reached.starts_with("12 sessions have GRACE already for user 4000000001"),
+            "{reached}"
+        );
         for number in 12..15 {
             assert_eq!(graced.exhausted(&other, 16), None);
             graced.insert(ConnectionId(number), other.uid);
