@@ -1,6 +1,7 @@
 //! Output on standard output and standard error.
 
 use std::io::{self, Write as _};
+use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::tcgetwinsize;
@@ -25,14 +26,23 @@ pub(crate) fn notice(text: &str) {
 /// Writes lines to standard output.
 ///
 /// # Errors
-/// Fails if standard output is closed.
+/// Fails if standard output is closed, even without a line to write: what follows something may have to wait long for one.
 pub(crate) fn print(lines: &[String]) -> io::Result<()> {
     let mut out = io::stdout().lock();
+    if lines.is_empty() && is_closed(&out) {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    }
     for line in lines {
         out.write_all(line.as_bytes())?;
         out.write_all(b"\n")?;
     }
     out.flush()
+}
+
+/// Returns whether the reader of a pipe or socket has closed it.
+fn is_closed(out: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(out, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// Returns the rows and columns of the terminal that is standard output; `None` if it is not a terminal or its

@@ -225,6 +225,17 @@ async fn without_a_terminal_changes_are_printed_as_lines() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_watch_whose_reader_has_gone_ends_without_a_change_to_print() -> Result<()> {
+    let desk = Desk::new().await?;
+    let (reader, writer) = std::io::pipe()?;
+    drop(reader);
+    let command = desk.command(&["watch", "nothing:*"])?;
+    let mut watch = Process::spawn("watch", command, &desk.path("log"), Some(writer.into()))?;
+    assert!(watch.end().await.success());
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut run_under = desk.exec("a", "echo $$ > shell; while :; do sleep 0.05; done")?;
