@@ -31,6 +31,8 @@ type connection struct {
 	onPush  func(push)
 	onClose func(*connection)
 
+	hello *pending
+
 	mu      sync.Mutex
 	waiting []*pending
 	closed  bool
@@ -43,7 +45,7 @@ func dial(path string, onPush func(push), onClose func(*connection)) (*connectio
 	}
 	c := &connection{socket: socket, onPush: onPush, onClose: onClose}
 	go c.read()
-	c.send(hello()...)
+	c.hello = c.send(hello()...)
 	return c, nil
 }
 
@@ -60,6 +62,16 @@ func hello() []any {
 		return []any{"HELLO", 3}
 	}
 	return []any{"HELLO", 3, "SETNAME", name[:min(len(name), 100)]}
+}
+
+// refusal returns the reason that an agent that refuses the connection gives in place of its first reply.
+func (c *connection) refusal() (reason replyError, refused bool) {
+	select {
+	case <-c.hello.done:
+		reason, refused = c.hello.err.(replyError)
+	default:
+	}
+	return reason, refused
 }
 
 // send sends a command of strings and whole numbers.

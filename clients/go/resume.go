@@ -2,6 +2,7 @@ package lockscope
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -71,6 +72,9 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 		conn.socket.Close()
 		if boot()-sent >= limit {
 			return fmt.Errorf("%w: no reply within %v", err, limit.Round(time.Millisecond))
+		}
+		if reason, refused := conn.refusal(); refused && errors.Is(err, errDisconnected) {
+			return fmt.Errorf("%w: %v", err, string(reason))
 		}
 		return err
 	}

@@ -86,15 +86,16 @@ function encode(words) {
   return `*${words.length}\r\n${words.map((word) => `$${Buffer.byteLength(String(word))}\r\n${word}\r\n`).join("")}`;
 }
 
-/** A connection whose replies arrive in the order of its commands. */
 /** Returns the first command of a connection. It names the connection as `LOCKSCOPE_NAME` says. */
 function hello() {
   const name = (process.env.LOCKSCOPE_NAME ?? "").replace(/[^!-~]/g, "").slice(0, 100);
   return name ? ["HELLO", 3, "SETNAME", name] : ["HELLO", 3];
 }
 
+/** A connection whose replies arrive in the order of its commands. */
 export class Connection {
   closed = false;
+  #lost = "connection to the agent lost";
   #socket;
   #parser = new Parser();
   #replies = [];
@@ -116,7 +117,10 @@ export class Connection {
       socket.once("error", reject);
       socket.once("connect", () => {
         const connection = new Connection(socket, onPush, onClose);
-        connection.send(...hello()).catch(() => {}); // An agent that refuses ends the connection.
+        // An agent that refuses gives its reason in place of the reply, and ends the connection.
+        connection.send(...hello()).catch((error) => {
+          if (error instanceof ErrorReply) connection.#lost += `: ${error.message}`;
+        });
         resolve(connection);
       });
     });
@@ -179,7 +183,7 @@ export class Connection {
   #end() {
     this.closed = true;
     this.#onClose(this);
-    for (const { reject } of this.#replies.splice(0)) reject(new Disconnected("connection to the agent lost"));
+    for (const { reject } of this.#replies.splice(0)) reject(new Disconnected(this.#lost));
   }
 }
 

@@ -63,7 +63,7 @@ impl Session {
     ) -> io::Result<Result<(), Failure>> {
         let listener = SessionListener(Arc::downgrade(self));
         let connection = Connection::open(&self.path, listener).await?;
-        drop(connection.send(&Command::hello()));
+        let mut hello = connection.send(&Command::hello());
         let sent = boot();
         let limit = end.saturating_sub(sent).clamp(LEAST_LIMIT, REPLY_LIMIT);
         let opening = timeout(limit, self.take_session(&connection));
@@ -71,12 +71,21 @@ impl Session {
             Some(cancel) => cancel.unless_requested(opening).await,
             None => Some(opening.await),
         };
-        let opened = opened.and_then(Result::ok).unwrap_or(Err(Failure::Disconnected));
         let ticket = match opened {
-            Ok(ticket) => ticket,
-            Err(failure) => {
+            Some(Ok(Ok(ticket))) => ticket,
+            failed => {
                 connection.close();
-                return Ok(Err(failure));
+                return match failed {
+                    Some(Err(_)) => {
+                        Err(io::Error::new(io::ErrorKind::TimedOut, "no reply in time"))
+                    }
+                    Some(Ok(Err(failure @ Failure::Reply(_)))) => Ok(Err(failure)),
+                    // An agent that refuses the connection gives its reason in place of the first reply.
+                    _ => match hello.try_recv() {
+                        Ok(Value::Error(reason)) => Err(io::Error::other(reason)),
+                        _ => Ok(Err(Failure::Disconnected)),
+                    },
+                };
             }
         };
         let closing = {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use futures_util::future::try_join_all;
-use harness::{process, programs};
+use harness::{Agent, RedisServer, eventually, process, programs};
 
 use self::stage::Stage;
 use crate::clients::libraries::{go, installed};
@@ -202,6 +202,26 @@ async fn without_an_agent_a_long_wait_ends_after_half_a_minute() -> Result<()> {
         driver.fails("lock a orders:42 wait=3600000", "unavailable").await
     });
     try_join_all(calls).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_full_agent_is_reported_with_its_reason() -> Result<()> {
+    for library in [PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST] {
+        let redis = RedisServer::start().await?;
+        let agent = Agent::with(&redis, &["--max-sessions", "1"]).await?;
+        let _only = eventually("the only session", async || {
+            let mut client = agent.client().await?;
+            client.call("PING").await?.ok()?;
+            Ok(client)
+        })
+        .await;
+        let mut driver = driver::Driver::start(&library, &agent.socket())?;
+        let refused = driver.call("lock a orders:42 wait=200").await?;
+        let text = refused["text"].as_str().unwrap_or_default();
+        ensure!(refused["error"] == "unavailable", "{refused}");
+        ensure!(text.contains("the agent already serves 1 sessions"), "{refused}");
+    }
+    Ok(())
 }
 
 #[tokio::test]

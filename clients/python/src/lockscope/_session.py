@@ -460,8 +460,11 @@ class Session:
                 ticket = await connection.call("RESUME", self._id, self._secret, limit=limit())
                 await connection.call("SESSION", "PUSH", "on", limit=limit())
             await greeted
-        except BaseException:
+        except BaseException as error:
             connection.abort()
+            refusal = greeted.exception() if greeted.done() and not greeted.cancelled() else None
+            if isinstance(error, Disconnected) and isinstance(refusal, ErrorReply):
+                raise Disconnected(refusal) from None
             raise
         if connection.closed:
             raise Disconnected

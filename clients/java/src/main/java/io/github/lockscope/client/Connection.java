@@ -42,6 +42,9 @@ final class Connection {
     private final Listener listener;
     private final RespReader reader = new RespReader();
     private volatile SelectionKey key;
+    private boolean greeted;
+    /** The reason that an agent that refuses the connection gives in place of its first reply. */
+    private volatile String refusal;
 
     // Guarded by this.
     private final Queue<Reply> pending = new ArrayDeque<>();
@@ -226,7 +229,12 @@ final class Connection {
         if (reply == null) {
             throw new IOException("the agent sent a reply to nothing");
         }
+        boolean first = !greeted;
+        greeted = true;
         if (value instanceof Failure failure) {
+            if (first) {
+                refusal = failure.getMessage();
+            }
             reply.fail(failure);
         } else {
             reply.complete(value);
@@ -268,8 +276,8 @@ final class Connection {
         return text.getBytes(StandardCharsets.US_ASCII);
     }
 
-    private static Failure disconnected() {
-        return Failure.disconnected("connection to the agent lost");
+    private Failure disconnected() {
+        return Failure.disconnected("connection to the agent lost" + (refusal == null ? "" : ": " + refusal));
     }
 
     private static void closeQuietly(SocketChannel channel) {
