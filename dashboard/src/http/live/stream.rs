@@ -19,9 +19,9 @@ use crate::clock::SteadyMillis;
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::streams::StreamPermit;
-use crate::model::types::{Delta, LockView, Snapshot};
+use crate::model::types::{Delta, LockView, Snapshot, Walk};
 
-/// The number of locks in one event of a snapshot.
+/// The number of locks in one event of a snapshot, except that the small parts of a snapshot are not divided.
 const CHUNK: usize = 500;
 /// The interval of the heartbeats on a quiet stream.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -70,6 +70,14 @@ fn events(changes: Changes) -> impl Stream<Item = Result<Event, Infallible>> {
     })
 }
 
+/// A snapshot, and how much of it has been sent.
+struct Unsent {
+    snapshot: Arc<Snapshot>,
+    walk: Walk,
+    /// The number of locks that the walk has passed.
+    sent: usize,
+}
+
 struct Changes {
     app: App,
     changes: broadcast::Receiver<Arc<Delta>>,
@@ -77,8 +85,8 @@ struct Changes {
     seq: u64,
     /// The changes that the client has missed and that have not been sent yet.
     replay: VecDeque<Arc<Delta>>,
-    /// A snapshot that has not been sent completely, and the number of its locks that have been sent.
-    unsent: Option<(Arc<Snapshot>, usize)>,
+    /// A snapshot that has not been sent completely.
+    unsent: Option<Unsent>,
     resync: bool,
     _permit: StreamPermit,
 }
@@ -117,7 +125,8 @@ impl Changes {
         }
         self.resync = resync;
         self.replay.clear();
-        self.unsent = Some((self.app.hub.snapshot(), 0));
+        let snapshot = self.app.hub.snapshot();
+        self.unsent = Some(Unsent { snapshot, walk: Walk::default(), sent: 0 });
     }
 
     async fn next(&mut self) -> Option<Event> {
@@ -125,8 +134,8 @@ impl Changes {
             if std::mem::take(&mut self.resync) {
                 return Some(Event::default().event("resync").data("{}"));
             }
-            if let Some((snapshot, sent)) = self.unsent.take() {
-                return Some(self.part(snapshot, sent));
+            if let Some(unsent) = self.unsent.take() {
+                return Some(self.part(unsent));
             }
             let delta = match self.replay.pop_front() {
                 Some(delta) => delta,
@@ -146,20 +155,23 @@ impl Changes {
         }
     }
 
-    /// Returns the next part of a snapshot, after this number of locks.
-    fn part(&mut self, snapshot: Arc<Snapshot>, sent: usize) -> Event {
-        let locks: Vec<&LockView> =
-            snapshot.locks().skip(sent).take(CHUNK).map(|lock| &**lock).collect();
-        let more = sent + locks.len() < snapshot.len();
-        let json = SnapshotJson { seq: snapshot.seq, at: snapshot.at, locks: &locks, more };
+    /// Returns the next part of a snapshot.
+    fn part(&mut self, mut unsent: Unsent) -> Event {
+        let snapshot = &unsent.snapshot;
+        // A walk goes on from the beginning after the last lock, so it must not be asked for more than are left.
+        let most = CHUNK.min(snapshot.len() - unsent.sent);
+        let locks = snapshot.visit(&mut unsent.walk, most).flatten();
+        let locks: Vec<&LockView> = locks.map(|lock| &**lock).collect();
+        unsent.sent += locks.len();
+        let (seq, more) = (snapshot.seq, unsent.sent < snapshot.len());
+        let json = SnapshotJson { seq, at: snapshot.at, locks: &locks, more };
         // Serializing strings and numbers cannot fail.
         let json = serde_json::to_string(&json).unwrap_or_default();
         if more {
-            let sent = sent + locks.len();
-            self.unsent = Some((snapshot, sent));
+            self.unsent = Some(unsent);
             return Event::default().event("snapshot").data(json);
         }
-        self.seq = snapshot.seq;
+        self.seq = seq;
         self.identified("snapshot").data(json)
     }
 
