@@ -215,12 +215,13 @@ impl Record for IncidentRow {
         "waiting",
         "acknowledged",
         "advice",
+        "deployments",
     ];
 
     fn cells(&self) -> Vec<String> {
         let (lock, problem) = self.first();
         vec![
-            lock.id.deployment.to_string(),
+            self.place().0.to_owned(),
             self.problem.as_str().to_owned(),
             self.certainty.as_str().to_owned(),
             instant(self.since),
@@ -230,6 +231,7 @@ impl Record for IncidentRow {
             self.waiting.to_string(),
             self.acknowledged.to_string(),
             problem.advice.clone(),
+            self.deployments().collect::<Vec<_>>().join(", "),
         ]
     }
 }

@@ -1,8 +1,11 @@
-//! Incidents. The same problem of the same owner, or the same deadlock, is one row for any number of locks.
+//! Incidents. The same problem of the same owner, or the same deadlock, is one row for any number of locks, and for any
+//! number of servers of a red lock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use redisson::LockName;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -21,8 +24,8 @@ const MAX_NAMES: usize = 100;
 /// A problem that several locks may share.
 #[derive(Debug, Clone)]
 pub struct IncidentRow {
-    /// The key of the group within its deployment and problem.
-    key: String,
+    /// The deployments with the key of the incident on each. There are several only if it has red locks.
+    places: BTreeSet<Place>,
     pub problem: ProblemKind,
     pub certainty: Certainty,
     /// The beginning of its first problem.
@@ -31,9 +34,12 @@ pub struct IncidentRow {
     pub locks: Vec<Arc<LockView>>,
     /// True if every one of its problems is acknowledged.
     pub acknowledged: bool,
-    /// The minimum number of waiters of all its locks.
+    /// The minimum number of waiters of all its locks. Those of a red lock wait on all of its servers and count once.
     pub waiting: u64,
 }
+
+/// A deployment, and the key of an incident that distinguishes it from others of the same problem there.
+type Place = (Arc<str>, String);
 
 #[derive(Serialize, ToSchema)]
 #[schema(as = Incident)]
@@ -44,18 +50,21 @@ struct IncidentJson<'a> {
     certainty: Certainty,
     #[serde(serialize_with = "crate::clock::as_wall")]
     since: SteadyMillis,
+    /// The first of its deployments.
     deployment: &'a str,
+    /// The deployments of its locks: several if it has red locks.
+    deployments: Vec<&'a str>,
     /// The client that holds the locks, or null if they have none, or several.
     owner: Option<&'a str>,
     /// The owner's service and host, if they are known.
     owner_name: Option<String>,
     /// True if the owner's agent signed them, false if they are only claimed; null if that is not checked.
     owner_verified: Option<bool>,
-    /// The number of its locks.
+    /// The number of its locks, of which a red lock counts on each of its servers.
     count: usize,
     /// The first 100 of its locks.
     locks: Vec<&'a LockId>,
-    /// The least number of waiters of all its locks.
+    /// The least number of waiters of all its locks. Those of a red lock count once.
     waiting: u64,
     /// True if every one of its problems is acknowledged.
     acknowledged: bool,
@@ -117,23 +126,53 @@ impl IncidentRow {
     /// zero if the holders do not have the problem.
     #[must_use]
     pub fn holders(&self) -> usize {
-        let holders = self.locks.iter().flat_map(|lock| holders(lock, self.problem));
-        holders
-            .map(|holder| process(holder).unwrap_or_else(|| holder.id.to_string()))
-            .collect::<BTreeSet<_>>()
-            .len()
+        let mut all = BTreeSet::new();
+        for lock in &self.locks {
+            let holders = holders(lock, self.problem).iter();
+            all.extend(holders.map(|holder| {
+                process(holder).unwrap_or_else(|| match &lock.red {
+                    // A client of Redisson has a different uuid on each server, but the same thread.
+                    Some(red) => format!("red {} {}", red.group, holder.thread()),
+                    None => holder.id.to_string(),
+                })
+            }));
+        }
+        all.len()
     }
 
-    /// Returns the key that distinguishes the incident from others with the same deployment and problem.
+    /// Returns the first of its deployments, and the key that distinguishes the incident from others with the same
+    /// problem there.
     #[must_use]
-    pub fn key(&self) -> &str {
-        &self.key
+    pub fn place(&self) -> (&str, &str) {
+        // Each incident is created with a place.
+        self.places.first().map_or(("", ""), |(deployment, key)| (deployment, key))
     }
 
-    /// Returns the deployment, problem and key, which distinguish the incident from all others.
+    /// Returns the deployments of its locks.
+    pub fn deployments(&self) -> impl Iterator<Item = &str> {
+        let all = self.places.iter().map(|(deployment, _)| &**deployment);
+        all.collect::<BTreeSet<_>>().into_iter()
+    }
+
+    /// Returns whether it is the incident with that problem and key on that deployment.
     #[must_use]
-    pub fn identity(&self) -> (Arc<str>, ProblemKind, String) {
-        (Arc::clone(&self.first().0.id.deployment), self.problem, self.key.clone())
+    pub fn is_named(&self, deployment: &str, problem: ProblemKind, key: &str) -> bool {
+        let mut places = self.places.iter();
+        self.problem == problem && places.any(|place| &*place.0 == deployment && place.1 == key)
+    }
+
+    /// Returns whether it is the same incident as an earlier one, which may have had other servers of its red locks.
+    #[must_use]
+    pub fn continues(&self, earlier: &Self) -> bool {
+        self.problem == earlier.problem && !self.places.is_disjoint(&earlier.places)
+    }
+
+    /// Returns whether all of its locks are one red lock on several servers.
+    #[must_use]
+    pub fn is_one_red_lock(&self) -> bool {
+        let mut parts = self.locks.iter().map(|lock| red_part(lock, self.problem));
+        let first = parts.next().flatten();
+        self.locks.len() > 1 && first.is_some() && parts.all(|part| part == first)
     }
 
     /// Returns the current incident with that key, with all of its locks, if there is one.
@@ -145,22 +184,99 @@ impl IncidentRow {
         key: &str,
         now: SteadyMillis,
     ) -> Option<Self> {
-        Self::all(published, &Filter::default(), now).into_iter().find(|incident| {
-            let (first, _) = incident.first();
-            incident.problem == problem
-                && incident.key == key
-                && &*first.id.deployment == deployment
-        })
+        let all = Self::all(published, &Filter::default(), now);
+        all.into_iter().find(|incident| incident.is_named(deployment, problem, key))
     }
 
-    fn add(&mut self, lock: &Arc<LockView>, problem: &ProblemView) {
-        self.since = self.since.min(problem.since);
-        if problem.certainty == Certainty::Certain {
+    /// Creates the incident of one problem of one lock.
+    fn new(lock: &Arc<LockView>, problem: &ProblemView) -> Self {
+        Self {
+            places: BTreeSet::from([(Arc::clone(&lock.id.deployment), key(lock, problem))]),
+            problem: problem.problem,
+            certainty: problem.certainty,
+            since: problem.since,
+            locks: vec![Arc::clone(lock)],
+            acknowledged: problem.acknowledged.is_some(),
+            waiting: 0,
+        }
+    }
+
+    /// Adds another part of the same incident.
+    fn add(&mut self, other: Self) {
+        self.places.extend(other.places);
+        self.since = self.since.min(other.since);
+        if other.certainty == Certainty::Certain {
             self.certainty = Certainty::Certain;
         }
-        self.acknowledged &= problem.acknowledged.is_some();
-        self.waiting += lock.waiting;
-        self.locks.push(Arc::clone(lock));
+        self.acknowledged &= other.acknowledged;
+        self.locks.extend(other.locks);
+    }
+
+    /// Sorts its locks, oldest problem first, and counts their waiters.
+    fn complete(&mut self) {
+        let since = |lock: &LockView| {
+            let mut found = lock.problems.iter().filter(|p| p.problem == self.problem);
+            found.next().map(|problem| problem.since)
+        };
+        let order =
+            |lock: &LockView| (since(lock), lock.id.name.clone(), lock.id.deployment.clone());
+        self.locks.sort_by_cached_key(|lock| order(lock));
+        let mut of_red: HashMap<RedPart<'_>, u64> = HashMap::new();
+        for lock in &self.locks {
+            match red_part(lock, self.problem) {
+                Some(part) => {
+                    let most = of_red.entry(part).or_default();
+                    *most = lock.waiting.max(*most);
+                }
+                None => self.waiting += lock.waiting,
+            }
+        }
+        self.waiting += of_red.values().sum::<u64>();
+    }
+}
+
+/// A red lock and the thread that has the problem: the group of its servers, the database, the name and the thread, which
+/// is empty if the lock is free. They are the same on each server.
+type RedPart<'a> = (&'a str, u32, &'a LockName, &'a str);
+
+/// Returns the red lock of which a lock is the part on one server, if it is one.
+fn red_part(lock: &LockView, problem: ProblemKind) -> Option<RedPart<'_>> {
+    let thread = holders(lock, problem).first().map_or("", HolderView::thread);
+    Some((&lock.red.as_deref()?.group, lock.id.db, &lock.id.name, thread))
+}
+
+/// Joins incidents that have parts of the same red lock, in the order of the first ones.
+fn joined(incidents: Vec<IncidentRow>) -> Vec<IncidentRow> {
+    // The index of the incident that each one is a part of, which is its own or an earlier one.
+    let mut part_of: Vec<usize> = (0..incidents.len()).collect();
+    let whole = |part_of: &[usize], mut index: usize| {
+        while part_of[index] != index {
+            index = part_of[index];
+        }
+        index
+    };
+    let mut first_with = HashMap::new();
+    for (index, incident) in incidents.iter().enumerate() {
+        for lock in &incident.locks {
+            if let Some(part) = red_part(lock, incident.problem) {
+                let first = *first_with.entry((incident.problem, part)).or_insert(index);
+                let (first, index) = (whole(&part_of, first), whole(&part_of, index));
+                part_of[first.max(index)] = first.min(index);
+            }
+        }
+    }
+    let mut joined: BTreeMap<usize, IncidentRow> = BTreeMap::new();
+    for (index, incident) in incidents.into_iter().enumerate() {
+        join(joined.entry(whole(&part_of, index)), incident);
+    }
+    joined.into_values().collect()
+}
+
+/// Adds an incident to the one in its place, or puts it there.
+fn join<K: Ord>(place: Entry<'_, K, IncidentRow>, incident: IncidentRow) {
+    match place {
+        Entry::Vacant(vacant) => drop(vacant.insert(incident)),
+        Entry::Occupied(mut occupied) => occupied.get_mut().add(incident),
     }
 }
 
@@ -195,12 +311,14 @@ impl Serialize for IncidentRow {
         let (lock, problem) = self.first();
         let holder = holders(lock, self.problem).first();
         let client = holder.and_then(|holder| holder.client.as_deref());
+        let (deployment, key) = self.place();
         IncidentJson {
-            key: &self.key,
+            key,
             problem: self.problem,
             certainty: self.certainty,
             since: self.since,
-            deployment: &lock.id.deployment,
+            deployment,
+            deployments: self.deployments().collect(),
             owner: self.owner(),
             owner_name: client.and_then(crate::model::types::ClientView::label),
             owner_verified: client.and_then(|client| client.verified),
@@ -223,39 +341,21 @@ impl Listed for IncidentRow {
 
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let troubled = published.snapshot.notable().filter(|lock| !lock.problems.is_empty());
-        let mut incidents: BTreeMap<(Arc<str>, ProblemKind, String), Self> = BTreeMap::new();
+        let mut incidents: BTreeMap<(ProblemKind, BTreeSet<Place>), Self> = BTreeMap::new();
         for lock in troubled.filter(|lock| filter.matches(lock, now)) {
             for problem in &lock.problems {
-                let key = key(lock, problem);
-                let place = (Arc::clone(&lock.id.deployment), problem.problem, key.clone());
-                incidents
-                    .entry(place)
-                    .or_insert_with(|| Self {
-                        key,
-                        problem: problem.problem,
-                        certainty: Certainty::Suspected,
-                        since: problem.since,
-                        locks: Vec::new(),
-                        acknowledged: true,
-                        waiting: 0,
-                    })
-                    .add(lock, problem);
+                let incident = Self::new(lock, problem);
+                join(incidents.entry((problem.problem, incident.places.clone())), incident);
             }
         }
-        let sorted = |mut incident: Self| {
-            let since = |lock: &LockView| {
-                let mut found = lock.problems.iter().filter(|p| p.problem == incident.problem);
-                found.next().map(|problem| problem.since)
-            };
-            incident.locks.sort_by(|a, b| (since(a), &a.id.name).cmp(&(since(b), &b.id.name)));
-            incident
-        };
-        incidents.into_values().map(sorted).collect()
+        let mut incidents = joined(incidents.into_values().collect());
+        incidents.iter_mut().for_each(Self::complete);
+        incidents
     }
 
     fn id(&self) -> RowId<'_> {
-        let deployment = &self.locks[0].id.deployment;
-        RowId { name: self.key.as_bytes(), deployment, db: 0, problem: self.problem.as_str() }
+        let (deployment, key) = self.place();
+        RowId { name: key.as_bytes(), deployment, db: 0, problem: self.problem.as_str() }
     }
 
     fn position(&self, sort: &str) -> Position<'_> {
@@ -272,7 +372,7 @@ impl Listed for IncidentRow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::types::{ClientView, WaitView};
+    use crate::model::types::{ClientView, RedView, WaitView};
     use crate::query::fixtures::{acknowledged, leaked, lock, published};
     use thin_vec::thin_vec;
 
@@ -358,6 +458,58 @@ mod tests {
         let rows = incidents([deadlocked("a", "x:1"), deadlocked("b", "y:1")]);
         assert_eq!(rows.len(), 1);
         assert_eq!((rows[0].locks.len(), rows[0].owner(), rows[0].holders()), (2, None, 2));
+    }
+
+    /// Creates a lock as the part of a red lock on each of these servers, leaked by a client of Redisson.
+    fn red(name: &str, on: &[&str]) -> Vec<LockView> {
+        let part = |deployment: &&str| {
+            // A client of Redisson has a separate uuid on each server.
+            let uuid = deployment.repeat(8);
+            let mut lock = leaked_by(name, &format!("{uuid}-9152-4c83-822a-67ee2f116a79:52"));
+            lock.id.deployment = (*deployment).into();
+            lock.red = Some(Box::new(RedView {
+                group: "red".into(),
+                held: on.iter().map(|of| Arc::from(*of)).collect(),
+                unread: Vec::new(),
+                of: 3,
+            }));
+            lock
+        };
+        on.iter().map(part).collect()
+    }
+
+    #[test]
+    fn a_red_lock_is_one_incident_on_all_of_its_servers() {
+        let rows = incidents(red("a", &["a", "b", "c"]));
+        assert_eq!(rows.len(), 1);
+        let row = &rows[0];
+        assert_eq!((row.locks.len(), row.waiting, row.holders()), (3, 2, 1));
+        assert!(row.is_one_red_lock());
+        assert_eq!(row.deployments().collect::<Vec<_>>(), ["a", "b", "c"]);
+        let json = serde_json::to_value(row).unwrap();
+        assert_eq!(json["deployments"], serde_json::json!(["a", "b", "c"]));
+        // It is still the same once the first server has none of it.
+        let later = &incidents(red("a", &["b", "c"]))[0];
+        assert!(later.continues(row));
+        let (_, key) = later.place();
+        assert!(row.is_named("b", ProblemKind::Leaked, key));
+        assert!(!row.is_named("a", ProblemKind::Leaked, key));
+    }
+
+    #[test]
+    fn red_locks_of_one_client_are_one_incident_whichever_servers_they_are_on() {
+        let locks = [red("1", &["a", "b"]), red("2", &["b", "c"]), red("3", &["c", "d"])].concat();
+        let rows = incidents(locks);
+        assert_eq!(rows.iter().map(|row| row.locks.len()).collect::<Vec<_>>(), [6]);
+        assert_eq!((rows[0].waiting, rows[0].is_one_red_lock()), (6, false));
+    }
+
+    #[test]
+    fn another_thread_or_a_plain_lock_on_the_same_servers_is_a_separate_incident() {
+        let mut locks = red("a", &["a", "b", "c"]);
+        locks[1].holders[0].id = "285475da-9152-4c83-822a-67ee2f116a79:7".into();
+        locks[2].red = None;
+        assert_eq!(incidents(locks).len(), 3);
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Releases {
     ) -> Result<Running, ReleaseError> {
         let now = Instant::now();
         let batch = lock(&self.batches).get(&request.seen, operator, now);
-        let batch = batch.filter(|batch| batch.incident.identity() == incident.identity());
+        let batch = batch.filter(|batch| incident.continues(&batch.incident));
         let checked = || {
             let batch = batch.clone().ok_or(ReleaseError::Stale)?;
             let reason = checked_reason(&request.reason)?.to_owned();

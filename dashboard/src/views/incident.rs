@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 
-use super::format::{self, Ago, Clock, Validity};
+use super::format::{Ago, Clock, Validity};
 use super::lock_link::LockLink;
 use super::page::{self, Frame};
 use super::picture::Circle;
 use super::prose::Prose;
 use super::row::{Badge, HolderCell};
-use super::{IncidentPage, IncidentStep, links};
+use super::{IncidentPage, IncidentStep, incidents, links};
 use crate::release::{MAX_REASON, Outcome, VALID};
 
 /// The most locks that the page names of each sort.
@@ -53,7 +53,7 @@ struct IncidentTemplate<'a> {
     frame: Frame<'a>,
     problem: &'static str,
     badge: Badge,
-    count: String,
+    extent: String,
     holder: Option<HolderCell<'a>>,
     more_holders: usize,
     advice: Prose<'a>,
@@ -94,11 +94,7 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
             ago: Ago::new(incident.since, now),
             acknowledged: incident.acknowledged,
         },
-        count: format!(
-            "{} {}",
-            format::count(count as u64),
-            if count == 1 { "lock" } else { "locks" }
-        ),
+        extent: incidents::extent(incident),
         holder: HolderCell::longest(first).filter(|_| incident.holders() > 0),
         more_holders: incident.holders().saturating_sub(1),
         advice: Prose::naming(&problem.advice, &chrome.names),

@@ -28,6 +28,8 @@ struct IncidentTemplate<'a> {
     badge: Badge,
     /// The only lock, or the first.
     lock: LockLink,
+    /// The deployments, if red locks have several.
+    servers: Option<String>,
     /// The servers of a red lock.
     red: Option<&'a RedView>,
     /// The common beginning of the names of several locks, and the number of locks.
@@ -100,9 +102,10 @@ impl ListView for IncidentRow {
                 ago: ago(self.since),
                 acknowledged: self.acknowledged,
             },
-            lock: LockLink::new(&lock.id, chrome),
+            lock: link(self, chrome),
+            servers: servers(self),
             red: lock.red.as_deref(),
-            several: (count > 1).then(|| {
+            several: (count > 1 && !self.is_one_red_lock()).then(|| {
                 (
                     prefix.map_or_else(String::new, |prefix| format!("{prefix}*")),
                     format::count(count as u64),
@@ -168,6 +171,35 @@ impl Cleared {
         Self { problems: recent.map(problem).collect() }
     }
 }
+
+/// Returns the deployments of an incident with red locks, if there are several.
+fn servers(incident: &IncidentRow) -> Option<String> {
+    let deployments: Vec<&str> = incident.deployments().collect();
+    (deployments.len() > 1).then(|| deployments.join(", "))
+}
+
+/// Returns a link to the first lock of an incident, with all servers if it is a red lock.
+pub(super) fn link(incident: &IncidentRow, chrome: &Chrome) -> LockLink {
+    let link = LockLink::new(&incident.first().0.id, chrome);
+    match servers(incident) {
+        Some(servers) => link.on(servers),
+        None => link,
+    }
+}
+
+/// Returns the number of locks of an incident, with the servers of red locks.
+pub(super) fn extent(incident: &IncidentRow) -> String {
+    let locks = match incident.locks.len() {
+        _ if incident.is_one_red_lock() => "a red lock".to_owned(),
+        1 => "1 lock".to_owned(),
+        count => format!("{} locks", format::count(count as u64)),
+    };
+    match servers(incident) {
+        Some(servers) => format!("{locks} on {servers}"),
+        None => locks,
+    }
+}
+
 /// Returns the number of waiters for the locks of an incident, if there are any.
 pub(super) fn waiting(incident: &IncidentRow) -> Option<String> {
     let exact = incident.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);

@@ -72,9 +72,9 @@ pub(super) fn unacknowledge(id: &LockId) -> String {
 
 /// Returns the query that identifies an incident.
 fn incident_query(incident: &IncidentRow) -> String {
-    let (lock, _) = incident.first();
-    let (problem, key) = (incident.problem.as_str(), encoded(incident.key()));
-    format!("deployment={}&problem={problem}&key={key}", encoded(&lock.id.deployment))
+    let (deployment, key) = incident.place();
+    let (deployment, key) = (encoded(deployment), encoded(key));
+    format!("deployment={deployment}&problem={}&key={key}", incident.problem.as_str())
 }
 
 /// Returns the address of an incident's page.

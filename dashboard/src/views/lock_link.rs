@@ -24,6 +24,11 @@ impl LockLink {
         Self::at(id, chrome, None)
     }
 
+    /// Returns the link with the servers of a red lock as its place.
+    pub(super) fn on(self, servers: String) -> Self {
+        Self { place: Some(servers), ..self }
+    }
+
     /// Returns a link to the lock as of an instant, if one is given.
     pub(super) fn at(id: &LockId, chrome: &Chrome, at: Option<SteadyMillis>) -> Self {
         Self {

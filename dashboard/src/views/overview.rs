@@ -27,7 +27,7 @@ const MAX_SERVICES: usize = 3;
 /// An incident in one line.
 struct Incident<'a> {
     badge: Badge,
-    count: Option<String>,
+    extent: Option<String>,
     lock: LockLink,
     /// The servers of a red lock.
     red: Option<&'a RedView>,
@@ -53,7 +53,7 @@ impl<'a> Incidents<'a> {
         let chrome = &page.chrome;
         let incident = |row: &'a IncidentRow| {
             let (lock, _) = row.first();
-            let several = row.locks.len() > 1;
+            let several = row.locks.len() > 1 && !row.is_one_red_lock();
             Incident {
                 badge: Badge {
                     word: row.problem.name(),
@@ -61,8 +61,8 @@ impl<'a> Incidents<'a> {
                     ago: Ago::new(row.since, chrome.now),
                     acknowledged: row.acknowledged,
                 },
-                count: several.then(|| format::count(row.locks.len() as u64)),
-                lock: LockLink::new(&lock.id, chrome),
+                extent: several.then(|| incidents::extent(row)),
+                lock: incidents::link(row, chrome),
                 red: lock.red.as_deref(),
                 prefix: row.prefix().map(|prefix| text::visible(prefix.as_bytes())),
                 holder: HolderCell::longest(lock).filter(|_| row.holders() > 0),

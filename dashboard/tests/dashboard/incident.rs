@@ -123,6 +123,50 @@ async fn all_its_locks_are_released_as_they_were_shown_and_no_others() {
     assert!(lock.to_string().contains("they hang"), "{lock:#}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_red_lock_is_one_incident_that_names_its_servers() {
+    let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("dashboard.toml");
+    let row = |(name, server): (&str, &RedisServer)| {
+        format!("[[redis]]\nname = \"{name}\"\nurl = \"{}\"\ngroup = \"red\"\n", server.url())
+    };
+    let rows: String = ["a", "b", "c"].into_iter().zip(&servers).map(row).collect();
+    std::fs::write(&file, rows).unwrap();
+    let flags = ["--config", file.to_str().unwrap(), "--allow-release", "--insecure"];
+    let dashboard = Dashboard::with(&flags).await;
+    // A client of Redisson has a different uuid on each server, and the same thread on all of them.
+    for (server, uuid) in servers.iter().zip(["1", "2"]) {
+        let holder = format!("{}-9152-4c83-822a-67ee2f116a79:52", uuid.repeat(8));
+        let mut redis = server.connect();
+        run::<i64>(&mut redis, &["HSET", "jobs", &holder, "0"]);
+        run::<i64>(&mut redis, &["PEXPIRE", "jobs", "600000"]);
+    }
+    let whole = |json: &Value| {
+        let (total, first) = (&json["total"], &json["incidents"][0]);
+        *total == 1 && first["deployments"] == json!(["a", "b"]) && first["count"] == 2
+    };
+    dashboard.json_when("/api/v1/incidents", whole).await;
+    for path in ["/problems", "/overview"] {
+        let page = dashboard.get(path).await.body;
+        assert!(page.contains("<span class=\"place\">a, b</span>"), "{page}");
+        assert!(page.contains(">red 2 of 3<"), "{page}");
+    }
+    let path = page_of_incident(&dashboard).await;
+    let page = dashboard.get(&path).await.body;
+    assert!(page.contains("<h1>malformed, a red lock on a, b</h1>"), "{page}");
+    // The incident is found by its place on each of its servers.
+    let other = path.replace("deployment=a", "deployment=b").replace("11111111", "22222222");
+    assert_eq!((dashboard.get(&other).await.status, &other == &path), (200, false));
+    let path = path.replace("/incident?", "/incident/release?");
+    let page = dashboard.get(&path).await.body;
+    let done = confirm(&dashboard, &path, field(&page, "seen"), "2").await;
+    assert!(done.body.contains("2 released"), "{}", done.body);
+    for server in &servers {
+        assert_eq!(run::<i64>(&mut server.connect(), &["EXISTS", "jobs"]), 0);
+    }
+}
+
 /// Returns the API address for the release of an incident.
 fn api_of(incident: &Value) -> String {
     let [problem, key] = ["problem", "key"].map(|key| incident[key].as_str().unwrap());

@@ -30,11 +30,12 @@ const READS_AT_ONCE: usize = 16;
 /// Returns whether a request names that incident.
 fn names(app: &App, params: &Params<IncidentParams>, incident: &IncidentRow) -> bool {
     let Ok(Query(params)) = params else { return false };
-    let (deployment, problem, key) = incident.identity();
-    let asked = app.deployment(params.deployment.as_deref());
-    asked.is_ok_and(|asked| *asked == *deployment)
-        && params.problem.as_deref() == Some(problem.as_str())
-        && params.key.as_deref() == Some(&key)
+    let deployment = app.deployment(params.deployment.as_deref());
+    let problem = params.problem.as_deref().and_then(ProblemKind::parse);
+    let key = params.key.as_deref().unwrap_or_default();
+    deployment.is_ok_and(|deployment| {
+        problem.is_some_and(|problem| incident.is_named(&deployment, problem, key))
+    })
 }
 
 /// Returns the incident that a request names.
