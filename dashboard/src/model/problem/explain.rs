@@ -305,8 +305,13 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ProblemKind::Expired => {
             let holder = case.expired.and_then(|expired| expired.holder.as_ref());
             let holder = holder.map(|holder| locate(case, holder)).unwrap_or_default();
+            let certain = case.expired.is_some_and(|expired| expired.certainty == Certainty::Certain);
+            let freed = match certain {
+                true => "",
+                false => " If that process died, the expiry is how its lock was freed.",
+            };
             format!(
-                "The holder meant to keep the lock and may have continued without it: check its work for damage by concurrent access. {holder} If that process died, the expiry is how its lock was freed."
+                "The holder meant to keep the lock and may have continued without it: check its work for damage by concurrent access. {holder}{freed}"
             )
         }
         ProblemKind::Starving => {

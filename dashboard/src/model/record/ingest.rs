@@ -452,6 +452,9 @@ impl Record {
             let what = LockEvent::Vanished(self.field_of(hold.id), end);
             self.end_with(hold, stamp.received, source, what, effects);
         }
+        if let Some(cold) = &mut self.cold {
+            cold.forcing = None;
+        }
         self.ttl = None;
         self.no_ttl_since = None;
         self.drop_stand_ins();

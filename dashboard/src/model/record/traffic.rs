@@ -31,12 +31,13 @@ impl Record {
         self.confirm();
         self.add_source(Source::Monitor);
         let certain = event.certainty == EventCertainty::Certain;
-        let Some(holder) = event.holder else {
-            if event.action == Action::ForceReleased && certain {
-                self.released(at, Source::Monitor, Ending::Forced, effects);
-            }
-            return;
-        };
+        if event.action == Action::ForceReleased {
+            return match certain {
+                true => self.released(at, Source::Monitor, Ending::Forced, effects),
+                false => self.deleted(at),
+            };
+        }
+        let Some(holder) = event.holder else { return };
         match event.action {
             Action::Acquired { .. } => {
                 self.acquired(holder, at, event.kind, effects);
@@ -54,9 +55,6 @@ impl Record {
             // Readers come and go one by one; the next reading shows who is left.
             Action::Released if certain && event.kind != Some(Kind::Read) && !self.is_shared() => {
                 self.released(at, Source::Monitor, Ending::Released, effects);
-            }
-            Action::ForceReleased if certain => {
-                self.released(at, Source::Monitor, Ending::Forced, effects);
             }
             Action::HandedOver { to, lease } => {
                 self.handed_over(holder, to, lease, at, effects);
@@ -79,6 +77,15 @@ impl Record {
             | Action::Subscribed
             | Action::Unsubscribed
             | Action::Failed => {}
+        }
+    }
+
+    /// Applies a command that deletes the key if it exists. The next reading shows whether that ended a hold.
+    fn deleted(&mut self, at: Time) {
+        let end = self.end_of_ttl(self.stamp);
+        let ran_out = end.is_some_and(|end| end <= at.moment());
+        if self.is_held() && !self.is_released() && self.reading_since(at).is_none() && !ran_out {
+            self.forcing(self.holds.iter().map(|hold| hold.id).collect(), at.moment());
         }
     }
 
@@ -230,6 +237,7 @@ impl Record {
     /// it.
     fn on_late_return(&mut self, holder: HolderId, what: Action, at: Time) {
         let still = self.holds.iter().any(|hold| hold.id == holder) && !self.is_released();
+        let mut early = None;
         let gone_for = if still {
             // The hold had expired by then, and the reading that shows this is yet to come.
             let Some(end) = self.end_of_ttl(self.stamp).filter(|end| *end <= at.moment()) else {
@@ -249,16 +257,24 @@ impl Record {
             if self.has_tried_within(holder, gone_for, at) {
                 return;
             }
+            early = self.events.early_end(&past.id, past.to);
             gone_for
         };
         if gone_for < LATE {
             return;
         }
         let wanted = if what == Action::RenewalFoundNothing { "renew" } else { "release" };
-        let evidence = format!(
+        let mut evidence = format!(
             "{holder} tried to {wanted} it {:.1} s after it was gone",
             gone_for.as_secs_f64()
         );
+        if let Some(early) = early {
+            evidence.push_str(&format!(
+                ", which was {}.{} s before its lease expired: it was deleted, or Redis lost it",
+                early / 1000,
+                early % 1000 / 100
+            ));
+        }
         let expired = Expired {
             at,
             holder: Some(holder.into()),

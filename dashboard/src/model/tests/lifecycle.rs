@@ -462,13 +462,35 @@ fn a_release_by_an_operator_during_a_failover_is_no_loss() {
     assert!(text.contains("1 held locks"), "{text}");
 }
 
+/// Shows the lock `a` deleted by hand, as MONITOR does: without the result, so the key may not have existed.
+fn deleted(model: &mut Model, ms: u64) {
+    let mut delete = event("a", 52, monitor::Action::ForceReleased);
+    (delete.holder, delete.certainty) = (None, monitor::Certainty::Likely);
+    traffic(model, ms, vec![delete]);
+}
+
+#[test]
+fn a_deletion_of_a_key_that_had_expired_or_is_still_there_ends_no_hold() {
+    let mut model = model();
+    read(&mut model, "a", 1, held(1, 1, Some(4_000)));
+    deleted(&mut model, 4_500);
+    read_twice(&mut model, "a", 4_510, absent());
+    let ended = |model: &mut Model| shown(model, "a").unwrap().history.past[0].ended;
+    assert_eq!(ended(&mut model), Some("vanished"));
+    read(&mut model, "a", 5_000, held(1, 1, Some(30_000)));
+    deleted(&mut model, 5_100);
+    read(&mut model, "a", 5_200, held(1, 1, Some(29_800)));
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!((view.holders.len(), view.history.past.len()), (1, 1));
+}
+
 #[test]
 fn no_event_says_that_a_holder_released_what_an_operator_released_by_force() {
     let forced = |model: &mut Model| {
         let holders = vec![holder(1)];
         model.observe(MAIN, Observation::ForceRelease { name: name("a"), holders, at: at(4_900) });
     };
-    let ends: [fn(&mut Model); 6] = [
+    let ends: [fn(&mut Model); 8] = [
         |model| release(model, "a", 5_000),
         |model| read_twice(model, "a", 5_000, absent()),
         |model| read_twice(model, "a", 5_000, held(2, 1, Some(30_000))),
@@ -485,6 +507,15 @@ fn no_event_says_that_a_holder_released_what_an_operator_released_by_force() {
             release(model, "a", 5_000);
             read(model, "a", 5_005, absent());
             traffic(model, 5_010, vec![event("a", 52, monitor::Action::ForceReleased)]);
+        },
+        // MONITOR shows a deletion by hand, which sends no message. The lock may have a new holder at once.
+        |model| {
+            deleted(model, 5_000);
+            read_twice(model, "a", 5_010, absent());
+        },
+        |model| {
+            deleted(model, 5_000);
+            read_twice(model, "a", 5_010, held(2, 1, Some(30_000)));
         },
     ];
     for (i, end) in ends.iter().enumerate() {

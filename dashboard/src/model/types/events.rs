@@ -189,7 +189,7 @@ impl LockEvent {
                     ms / 1000,
                     ms % 1000 / 100
                 ),
-                EndCause::OthersHold => format!("{by} no longer holds it; others still do"),
+                EndCause::OthersHold => format!("{by} no longer holds it; others do"),
                 EndCause::ServerRestarted => format!(
                     "lost by {by}: the server restarted, or another one has taken over without the lock"
                 ),
@@ -244,6 +244,18 @@ impl EventLog {
         let retained = self.0.len().min(MAX_EVENTS - 1);
         let retained = self.0[self.0.len() - retained..].iter().cloned();
         self.0 = retained.chain([Event { at, source, what }]).collect();
+    }
+
+    /// Returns how many milliseconds before the end of its lease the hold of that holder ended, if it ended early at that
+    /// instant.
+    #[must_use]
+    pub fn early_end(&self, by: &HolderField, at: SteadyMillis) -> Option<u64> {
+        self.0.iter().rev().find_map(|event| match &event.what {
+            LockEvent::Vanished(holder, EndCause::Early(left)) => {
+                (event.at == at && holder == by && *left > 0).then_some(*left)
+            }
+            _ => None,
+        })
     }
 
     /// Changes the release by that holder at that instant to a forced one.

@@ -126,6 +126,30 @@ fn a_holder_that_returns_too_late_has_certainly_lost_its_lock() {
 }
 
 #[test]
+fn a_holder_that_returns_to_a_deleted_lock_is_no_expiry_or_the_evidence_says_so() {
+    use monitor::Action::{ForceReleased, RenewalFoundNothing};
+    let returns = |seen: bool| {
+        let mut model = model();
+        renewed().iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
+        if seen {
+            let mut delete = event("a", 52, ForceReleased);
+            (delete.holder, delete.certainty) = (None, monitor::Certainty::Likely);
+            traffic(&mut model, 27_000, vec![delete]);
+        }
+        read_twice(&mut model, "a", 27_010, absent());
+        traffic(&mut model, 35_000, vec![event("a", 52, RenewalFoundNothing)]);
+        shown(&mut model, "a").unwrap()
+    };
+    let view = returns(true);
+    assert_eq!((problems(&view), view.history.past[0].ended), (vec![], Some("forced")));
+    let view = returns(false);
+    assert_eq!(problems(&view), [(ProblemKind::Expired, CERTAIN)]);
+    let evidence = &view.problems[0].evidence.last().unwrap().text;
+    assert!(evidence.contains("before its lease expired: it was deleted"), "{evidence}");
+    assert!(!view.problems[0].advice.contains("expiry"), "{}", view.problems[0].advice);
+}
+
+#[test]
 fn a_hold_that_is_handed_over_ends_and_another_begins() {
     let mut model = model();
     let mine = |n: i64| HolderId::new(ClientId::from_random([1; 16]), n);
