@@ -253,10 +253,8 @@ impl App {
     }
 
     fn why_unreadable(&self, id: &LockId) -> String {
-        let servers = self.sources.server_views();
-        let down = servers.into_iter().filter(|server| server.deployment == *id.deployment);
-        match down.filter_map(|server| server.down).next() {
-            Some(down) => format!("Its server cannot be read: {}.", down.reason),
+        match self.sources.why_unreadable(id) {
+            Some(reason) => format!("Its server cannot be read: {reason}."),
             None => "Its server did not answer in time; try again.".to_owned(),
         }
     }

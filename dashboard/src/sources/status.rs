@@ -354,6 +354,30 @@ impl Sources {
         Some((slot, slots.owner(slot).cloned()))
     }
 
+    /// Returns the reason why a lock cannot be read, if there is one. In a cluster, it is that of the node that serves the
+    /// lock's slot.
+    #[must_use]
+    pub fn why_unreadable(&self, id: &LockId) -> Option<String> {
+        let node = match self.slot_of(id) {
+            Some((slot, None)) => {
+                return Some(format!("no node of the cluster serves its slot, {slot}"));
+            }
+            Some((_, Some(node))) => Some(node.to_string()),
+            None => None,
+        };
+        let is_its = |deployment: &str, at: &str| {
+            *deployment == *id.deployment && node.as_ref().is_none_or(|node| node == at)
+        };
+        let servers = self.servers();
+        let mut its = servers.iter().filter(|server| is_its(&server.deployment, &server.node));
+        let statuses = self.statuses();
+        let mut refused = statuses
+            .iter()
+            .filter(|status| is_its(&status.deployment, &status.node) && status.is_refused());
+        let down = its.find_map(|server| server.view().down).map(|down| down.reason);
+        down.or_else(|| Some(refused.next()?.now().detail.clone()))
+    }
+
     /// Returns whether all keys of a deployment have been scanned once.
     #[must_use]
     pub fn is_scanned(&self, deployment: &str) -> bool {

@@ -1,7 +1,7 @@
 //! The dashboard on a Redis Cluster: the locks of all masters in one picture, slots that move, a master that fails.
 
 use anyhow::{Result, ensure};
-use harness::{Client, Dashboard, RedisCluster, Reply, eventually};
+use harness::{Client, Dashboard, RedisCluster, Reply, eventually, http};
 use redisson::LockName;
 use serde_json::Value;
 
@@ -330,6 +330,40 @@ async fn a_failover_is_followed_and_its_losses_are_one_notice() -> Result<()> {
         lock["state"] == "free" && heard
     })
     .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lock_that_cannot_be_read_has_the_reason_of_its_own_node() -> Result<()> {
+    let mut cluster = RedisCluster::start(3, 0).await?;
+    let dashboard = Dashboard::start(&cluster.url(), &["--monitor", "off"]).await?;
+    let all = addresses(&mut cluster, &[0, 1, 2]);
+    until(&dashboard, "poll", "on", &all).await;
+    cluster.node(0).process().kill()?;
+    cluster.node(1).process().freeze().await?;
+    let names = cluster.names("new:");
+    let why = async |place: usize| -> Result<String> {
+        let path = format!("/api/v1/lock?name={}", names[place]);
+        let answer = http::get(dashboard.port(), &path).await?;
+        ensure!(answer.status == 503, "{}", answer.body);
+        Ok(answer.body)
+    };
+    eventually("the reason of each node", async || {
+        let sources = dashboard.json("/api/v1/sources").await?;
+        let mut reasons = Vec::new();
+        for place in [0, 1] {
+            let mut servers = sources["servers"].as_array().into_iter().flatten();
+            let server = servers.find(|server| server["node"] == *all[place]);
+            let reason = server.and_then(|server| server["down"]["reason"].as_str());
+            let (reason, why) = (reason.unwrap_or("none").to_owned(), why(place).await?);
+            ensure!(why.contains(&reason), "{why}, not {reason}");
+            reasons.push(reason);
+        }
+        ensure!(reasons[0] != reasons[1], "{reasons:?}");
+        Ok(())
+    })
+    .await;
+    cluster.node(1).process().thaw()?;
     Ok(())
 }
 
