@@ -25,6 +25,9 @@ pub struct ScanMetrics {
     unreadable: IntGaugeVec,
 }
 
+/// The labels of metrics about a server. Two deployments may be databases of one server.
+pub const NODE: [&str; 2] = ["deployment", "node"];
+
 /// The metrics of scans for one node.
 #[derive(Debug, Clone)]
 pub struct ScanNodeMetrics {
@@ -47,38 +50,40 @@ impl ScanMetrics {
             seconds: make.histograms(
                 "scan_seconds",
                 "Duration of a scan of all keys.",
-                &["node"],
+                &NODE,
                 &[0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0],
             )?,
             keys: make.counters(
                 "scan_keys_total",
                 "Approximate number of keys that scans visited.",
-                &["node"],
+                &NODE,
             )?,
             unreadable: make.gauges(
                 "scan_unreadable_keys",
                 "Hashes that the account may not read, counted in the latest scan.",
-                &["node"],
+                &NODE,
             )?,
         })
     }
 
     /// Returns the metrics of one node.
     #[must_use]
-    pub fn of(&self, node: &str) -> ScanNodeMetrics {
+    pub fn of(&self, deployment: &str, node: &str) -> ScanNodeMetrics {
+        let labels = [deployment, node];
         ScanNodeMetrics {
-            seconds: self.seconds.with_label_values(&[node]),
-            keys: self.keys.with_label_values(&[node]),
-            unreadable: self.unreadable.with_label_values(&[node]),
+            seconds: self.seconds.with_label_values(&labels),
+            keys: self.keys.with_label_values(&labels),
+            unreadable: self.unreadable.with_label_values(&labels),
         }
     }
 
     /// Removes the metrics of a node that is no longer watched.
-    pub fn forget(&self, node: &str) {
+    pub fn forget(&self, deployment: &str, node: &str) {
+        let labels = [deployment, node];
         // The removal fails if nothing was counted for the node, which does no harm.
-        drop(self.seconds.remove_label_values(&[node]));
-        drop(self.keys.remove_label_values(&[node]));
-        drop(self.unreadable.remove_label_values(&[node]));
+        drop(self.seconds.remove_label_values(&labels));
+        drop(self.keys.remove_label_values(&labels));
+        drop(self.unreadable.remove_label_values(&labels));
     }
 }
 
@@ -97,6 +102,7 @@ pub struct MonitorNodeMetrics {
     garbage: IntCounter,
     cut: IntCounter,
     active: CounterVec,
+    deployment: String,
     node: String,
 }
 
@@ -106,7 +112,7 @@ impl MonitorMetrics {
     /// # Errors
     /// If the registry has metrics of these names.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let (make, labels) = (registrar(registry), ["node", "outcome"]);
+        let (make, labels) = (registrar(registry), ["deployment", "node", "outcome"]);
         let active = make.opts(
             "monitor_active_seconds_total",
             "Seconds for which MONITOR was on, by the reason.",
@@ -123,26 +129,27 @@ impl MonitorMetrics {
 
     /// Returns the metrics of one node.
     #[must_use]
-    pub fn of(&self, node: &str) -> MonitorNodeMetrics {
-        let lines = |outcome| self.lines.with_label_values(&[node, outcome]);
+    pub fn of(&self, deployment: &str, node: &str) -> MonitorNodeMetrics {
+        let lines = |outcome| self.lines.with_label_values(&[deployment, node, outcome]);
         MonitorNodeMetrics {
             lock: lines("lock"),
             other: lines("other"),
             garbage: lines("garbage"),
             cut: lines("cut"),
             active: self.active.clone(),
+            deployment: deployment.to_owned(),
             node: node.to_owned(),
         }
     }
 
     /// Removes the metrics of a node that is no longer watched.
-    pub fn forget(&self, node: &str) {
+    pub fn forget(&self, deployment: &str, node: &str) {
         // The removal fails if nothing was counted for the node, which does no harm.
         for outcome in ["lock", "other", "garbage", "cut"] {
-            drop(self.lines.remove_label_values(&[node, outcome]));
+            drop(self.lines.remove_label_values(&[deployment, node, outcome]));
         }
         for why in ["auto", "on", "watch", "unbounded"] {
-            drop(self.active.remove_label_values(&[node, why]));
+            drop(self.active.remove_label_values(&[deployment, node, why]));
         }
     }
 }
@@ -164,7 +171,8 @@ impl MonitorNodeMetrics {
 
     /// Adds time for which MONITOR was on. `why` is `auto`, `on`, `watch` or `unbounded`.
     pub fn active(&self, why: &str, time: Duration) {
-        self.active.with_label_values(&[&*self.node, why]).inc_by(time.as_secs_f64());
+        let labels = [&*self.deployment, &*self.node, why];
+        self.active.with_label_values(&labels).inc_by(time.as_secs_f64());
     }
 }
 

@@ -13,6 +13,7 @@ use service_kit::metrics::Registrar;
 use super::GroupCounters;
 use super::named_locks::{NamedLocks, Row};
 use crate::clock::SteadyMillis;
+use crate::metrics::NODE;
 use crate::model::actor::Hub;
 use crate::model::types::{GroupSums, LockView};
 use crate::sources::status::Sources;
@@ -94,23 +95,23 @@ impl SnapshotCollector {
             source_state: ints(
                 "source_state",
                 "State of a source: 1 for its current state.",
-                &["source", "node", "state"],
+                &["deployment", "node", "source", "state"],
             )?,
             source_success: floats(
                 "source_last_success_timestamp_seconds",
                 "Time of a source's last success.",
-                &["source", "node"],
+                &["deployment", "node", "source"],
             )?,
             source_lag: floats(
                 "source_lag_seconds",
                 "Delay with which known locks are read.",
-                &["source", "node"],
+                &["deployment", "node", "source"],
             )?,
-            up: ints("redis_up", "1 if the server can be read.", &["node"])?,
+            up: ints("redis_up", "1 if the server can be read.", &NODE)?,
             evicts: ints(
                 "redis_evicts",
                 "1 if the server may evict locks when it is full.",
-                &["node"],
+                &NODE,
             )?,
         })
     }
@@ -257,10 +258,11 @@ impl SnapshotCollector {
     fn fill_sources(&self) {
         for status in self.sources.statuses() {
             let view = status.view();
-            let labels = [view.source, &*view.node];
+            let labels = [&*view.deployment, &*view.node, view.source];
+            let [deployment, node, source] = labels;
             for state in SourceState::ALL {
                 self.source_state
-                    .with_label_values(&[view.source, &*view.node, state.as_str()])
+                    .with_label_values(&[deployment, node, source, state.as_str()])
                     .set(i64::from(state == view.state));
             }
             if let Some(at) = view.last_success {
@@ -274,9 +276,10 @@ impl SnapshotCollector {
         }
         for server in self.sources.servers() {
             let can_read = i64::from(self.sources.can_read(&server));
-            self.up.with_label_values(&[&*server.node]).set(can_read);
+            let labels = [&*server.deployment, &*server.node];
+            self.up.with_label_values(&labels).set(can_read);
             if let Some(info) = server.info().filter(|info| info.maxmemory_policy.is_some()) {
-                self.evicts.with_label_values(&[&*server.node]).set(i64::from(info.evicts()));
+                self.evicts.with_label_values(&labels).set(i64::from(info.evicts()));
             }
         }
     }

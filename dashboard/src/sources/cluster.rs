@@ -215,8 +215,8 @@ impl Follower {
         self.shared.model.leave(scope).await;
         let node = address.to_string();
         self.shared.sources.remove(&self.deployment, &node);
-        self.shared.scan_metrics.forget(&node);
-        self.shared.monitor_metrics.forget(&node);
+        self.shared.scan_metrics.forget(&self.deployment, &node);
+        self.shared.monitor_metrics.forget(&self.deployment, &node);
     }
 }
 

@@ -165,7 +165,7 @@ impl Starting<'_> {
             model: model.clone(),
             hub: Arc::clone(hub),
             status: sources.add(&self.deployment, &node, Source::Scan),
-            metrics: self.shared.scan_metrics.of(&node),
+            metrics: self.shared.scan_metrics.of(&self.deployment, &node),
             facts,
             first,
             agents: known_agents.clone(),
@@ -198,7 +198,7 @@ impl Starting<'_> {
             self.scopes.clone(),
             model.clone(),
             self.status(Source::Monitor),
-            self.shared.monitor_metrics.of(&self.server),
+            self.shared.monitor_metrics.of(&self.deployment, &self.server),
             sources.traces().clone(),
         );
         sources.add_switch(&self.deployment, &self.server, switch);

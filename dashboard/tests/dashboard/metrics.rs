@@ -44,13 +44,13 @@ async fn locks_are_counted_by_group() {
         r#"lockscope_dashboard_locks{deployment="default",kind="write",lock_group="w"} 1"#,
         r#"lockscope_dashboard_problems_detected_total{certainty="certain",deployment="default",lock_group="w",problem="leaked"} 0"#,
         r#"lockscope_dashboard_locks_not_kept 0"#,
-        &format!("lockscope_dashboard_redis_up{{node=\"{node}\"}} 1"),
-        &format!("lockscope_dashboard_redis_evicts{{node=\"{node}\"}} 0"),
+        &format!("lockscope_dashboard_redis_up{{deployment=\"default\",node=\"{node}\"}} 1"),
+        &format!("lockscope_dashboard_redis_evicts{{deployment=\"default\",node=\"{node}\"}} 0"),
         &format!(
-            "lockscope_dashboard_source_state{{node=\"{node}\",source=\"poll\",state=\"on\"}} 1"
+            "lockscope_dashboard_source_state{{deployment=\"default\",node=\"{node}\",source=\"poll\",state=\"on\"}} 1"
         ),
         &format!(
-            "lockscope_dashboard_source_state{{node=\"{node}\",source=\"poll\",state=\"down\"}} 0"
+            "lockscope_dashboard_source_state{{deployment=\"default\",node=\"{node}\",source=\"poll\",state=\"down\"}} 0"
         ),
     ] {
         assert!(has(&text, line), "{line} is not in\n{text}");
@@ -66,11 +66,37 @@ async fn locks_are_counted_by_group() {
     assert!(!text.contains("cart"), "what only looks like a lock is not counted");
     // While Redis is unreachable, the numbers of locks are left out, including the last known ones.
     server.freeze();
-    let down = format!("lockscope_dashboard_redis_up{{node=\"{node}\"}} 0");
+    let down = format!("lockscope_dashboard_redis_up{{deployment=\"default\",node=\"{node}\"}} 0");
     let text = metrics_when(&dashboard, |text| has(text, &down)).await;
     assert!(!text.contains("lockscope_dashboard_locks{"), "{text}");
     server.thaw();
     metrics_when(&dashboard, |text| text.contains("lockscope_dashboard_locks{")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_deployments_at_one_address_have_separate_series() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    run::<()>(
+        &mut redis,
+        &["ACL", "SETUSER", "blind", "on", ">secret", "allkeys", "+ping", "+info"],
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("dashboard.toml");
+    let (url, node) = (server.url(), format!("127.0.0.1:{}", server.port));
+    let blind = url.replace("redis://", "redis://blind:secret@");
+    let rows = format!(
+        "[[redis]]\nname = \"a\"\nurl = \"{blind}\"\n[[redis]]\nname = \"b\"\nurl = \"{url}\"\ndb = [1]\n"
+    );
+    std::fs::write(&file, rows).unwrap();
+    let dashboard = Dashboard::with(&["--config", file.to_str().unwrap()]).await;
+    let of = |deployment: &str, state: &str| {
+        format!(
+            "lockscope_dashboard_source_state{{deployment=\"{deployment}\",node=\"{node}\",source=\"scan\",state=\"{state}\"}} 1"
+        )
+    };
+    metrics_when(&dashboard, |text| has(text, &of("a", "denied")) && has(text, &of("b", "on")))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -81,13 +81,15 @@ async fn attempts_and_holds_are_seen_at_once() {
     assert_eq!(counted(&dashboard, &event("acquired")).await, 1.0);
     let node = format!("127.0.0.1:{}", server.port);
     let lines = |outcome: &str| {
-        format!("lockscope_dashboard_monitor_lines_total{{node=\"{node}\",outcome=\"{outcome}\"}}")
+        format!(
+            "lockscope_dashboard_monitor_lines_total{{deployment=\"default\",node=\"{node}\",outcome=\"{outcome}\"}}"
+        )
     };
     counted_when(&dashboard, &lines("lock"), |n| n >= 8.0).await;
     counted_when(&dashboard, &lines("other"), |n| n >= 1.0).await;
     assert_eq!(counted(&dashboard, &lines("garbage")).await, 0.0);
     let active = "lockscope_dashboard_monitor_active_seconds_total";
-    let active = format!("{active}{{node=\"{node}\",outcome=\"on\"}}");
+    let active = format!("{active}{{deployment=\"default\",node=\"{node}\",outcome=\"on\"}}");
     counted_when(&dashboard, &active, |seconds| seconds > 0.5).await;
     for path in ["/", "/sources", "/metrics", "/api/v1/locks", "/api/v1/sources"] {
         let body = dashboard.get(path).await.body;
@@ -127,8 +129,9 @@ async fn a_server_with_default_settings_bounds_it_as_a_subscriber() {
     // Only lines of MONITOR arrive on it, even if another client publishes to every subscriber.
     run::<i64>(&mut server.connect(), &["PUBLISH", "lockscope:monitor[]", "forged"]);
     let node = format!("127.0.0.1:{}", server.port);
-    let garbage =
-        format!("lockscope_dashboard_monitor_lines_total{{node=\"{node}\",outcome=\"garbage\"}}");
+    let garbage = format!(
+        "lockscope_dashboard_monitor_lines_total{{deployment=\"default\",node=\"{node}\",outcome=\"garbage\"}}"
+    );
     assert_eq!(counted(&dashboard, &garbage).await, 0.0);
     // MONITOR is closed once the server would have to evict keys for it.
     for (setting, value) in [("maxmemory-policy", "allkeys-lru"), ("maxmemory", "1gb")] {
@@ -196,7 +199,8 @@ async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
     assert!(detail(&source).contains("--monitor-unbounded"), "{source}");
     let node = format!("127.0.0.1:{}", lifted.port);
     let active = "lockscope_dashboard_monitor_active_seconds_total";
-    let active = format!("{active}{{node=\"{node}\",outcome=\"unbounded\"}}");
+    let active =
+        format!("{active}{{deployment=\"default\",node=\"{node}\",outcome=\"unbounded\"}}");
     counted_when(&dashboard, &active, |seconds| seconds > 0.0).await;
 }
 

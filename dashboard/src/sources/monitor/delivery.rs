@@ -233,7 +233,7 @@ mod tests {
         let grouping = Grouping::new(Vec::new(), 10);
         let model = Model::new(settings, grouping, &scopes, Moment::from_micros(0));
         let (actor, handle, _hub, _batches) = actor::new(model, &scopes);
-        let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("node");
+        let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("main", "node");
         let scope = Scope { id: ScopeId(0), deployment: Arc::from("main"), db: 0 };
         (Delivery::new(vec![scope], handle, metrics, Traces::default()), actor)
     }

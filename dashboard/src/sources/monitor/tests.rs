@@ -87,7 +87,7 @@ fn reader(
     let (actor, handle, _hub, _batches) = actor::new(model, &[]);
     let sources = Sources::default();
     let status = sources.add(&Arc::from("main"), "node", Source::Monitor);
-    let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("node");
+    let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("main", "node");
     let monitor = MonitorSettings { mode, max_ops: 10_000, budget: ByteSize(0), unbounded: false };
     let endpoint = target.clone().into();
     let (reader, switch) = MonitorReader::new(
