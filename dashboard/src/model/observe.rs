@@ -70,7 +70,15 @@ impl Model {
                 let elsewhere = with_keys.iter().any(|db| !watched.contains(db));
                 self.scopes[scope.0].has_unwatched = elsewhere;
             }
-            Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
+            Observation::Clock { ahead_ms, at } => {
+                let notice = self.scopes[scope.0].set_clock(ahead_ms);
+                // The databases of a server have one clock.
+                if let Some(text) = notice.filter(|_| self.databases(scope).first() == Some(&scope))
+                {
+                    let deployment = self.scopes[scope.0].deployment.to_string();
+                    self.notice(at, deployment, text);
+                }
+            }
             Observation::Subscribers { counts, at } => {
                 for (name, count) in counts {
                     self.update(scope, &name, at, |record, _, effects| {

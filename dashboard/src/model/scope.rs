@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use redisson::{ClientId, LockName, Moment};
 
@@ -17,6 +18,9 @@ use crate::model::types::{
 
 /// The age at which a view with values that do not age by themselves is replaced after a reading without changes.
 const REFRESH_MS: u64 = 2_000;
+/// The least difference between two readings of a server's clock that shows that the clock was set. Slow replies cause
+/// less.
+const CLOCK_STEP: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub(super) struct Scope {
@@ -33,8 +37,8 @@ pub(super) struct Scope {
     agent_waits: HashMap<ClientId, Vec<LockName>>,
     /// The instant since which release messages arrive without a gap.
     pub(super) listening_since: Option<Moment>,
-    /// The milliseconds by which the server's clock is ahead of ours.
-    pub(super) ahead_ms: i64,
+    /// The milliseconds by which the server's clock was ahead of ours when it was last read.
+    ahead_ms: Option<i64>,
     /// True if the server has keys in databases that are not watched.
     pub(super) has_unwatched: bool,
     /// The instant since which MONITOR shows all traffic, if it does.
@@ -170,7 +174,7 @@ impl Scope {
             clients: Clients::new(names),
             agent_waits: HashMap::new(),
             listening_since: None,
-            ahead_ms: 0,
+            ahead_ms: None,
             has_unwatched: false,
             monitored_since: None,
             readable_since: None,
@@ -230,10 +234,29 @@ impl Scope {
             // What an earlier change has lost, if not all was read again since, is part of this notice.
             let lost = self.restart.take().map_or(0, |unfinished| unfinished.lost);
             self.restart = Some(Restart { since, at, lost, cause });
+            self.ahead_ms = None;
             for (name, entry) in self.locks.iter_mut() {
                 self.schedule.advance(&mut entry.due, name, since);
             }
         }
+    }
+
+    /// Records by how much the server's clock is ahead of ours. Returns the text of a notice if it was set since it was
+    /// last read.
+    pub(super) fn set_clock(&mut self, ahead_ms: i64) -> Option<String> {
+        let before = self.ahead_ms.replace(ahead_ms)?;
+        let step = Duration::from_millis(ahead_ms.abs_diff(before));
+        let server = self.address.as_ref().map_or("the server", |server| &server.address);
+        (step >= CLOCK_STEP).then(|| match ahead_ms < before {
+            true => format!(
+                "the clock of {server} was set back by {} s: leases that were running expire that much later unless they are renewed, also those of dead processes",
+                step.as_secs()
+            ),
+            false => format!(
+                "the clock of {server} was set ahead by {} s: leases that were running expired that much sooner, perhaps while their holders were working",
+                step.as_secs()
+            ),
+        })
     }
 
     /// Records that the server cannot be read.
@@ -426,7 +449,7 @@ impl Scope {
             restarted: self.restart.as_ref().is_some_and(|restart| restart.concerns(name)),
             readable_since: self.readable_since,
             monitored_since: self.monitored_since,
-            ahead_ms: self.ahead_ms,
+            ahead_ms: self.ahead_ms.unwrap_or(0),
             cluster: self.cluster,
         }
     }

@@ -203,10 +203,11 @@ impl Poll {
         let Ok(reply) = self.link.call(cmd("TIME")).await else { return };
         let Some(theirs) = clock_micros(&reply).map(|micros| micros / 1_000) else { return };
         // The server made the reply about halfway between.
-        let ours = before.midpoint(SteadyMillis::now().0);
+        let at = SteadyMillis::now();
+        let ours = before.midpoint(at.0);
         let ahead_ms = i64::try_from(i128::from(theirs) - i128::from(ours)).unwrap_or(0);
         self.facts.set_ahead(ahead_ms);
-        self.model.observe(self.scope.id, Observation::Clock { ahead_ms }).await;
+        self.model.observe(self.scope.id, Observation::Clock { ahead_ms, at }).await;
     }
 
     /// Reads the numbers of the databases that have keys. A release message may be about a lock in any of them.

@@ -443,6 +443,30 @@ fn locks_lost_by_a_master_that_restarted_are_reported_although_its_replica_was_r
 }
 
 #[test]
+fn a_server_whose_clock_is_set_gets_a_notice() {
+    let mut model = model();
+    up(&mut model, 0, "h:1", false);
+    let notices = |model: &mut Model, ahead_ms| {
+        let at = SteadyMillis(1);
+        model.observe(MAIN, Observation::Clock { ahead_ms, at });
+        model.notices.iter().map(|notice| notice.text.clone()).collect::<Vec<_>>()
+    };
+    // The first reading proves nothing, and small differences are those of the readings themselves.
+    for ahead_ms in [7_000_000, 7_002_000, 7_000_000] {
+        assert_eq!(notices(&mut model, ahead_ms), [""; 0]);
+    }
+    let texts = notices(&mut model, 3_400_000);
+    assert!(texts[0].starts_with("the clock of h:1 was set back by 3600 s: "), "{texts:?}");
+    assert_eq!(notices(&mut model, 3_400_000).len(), 1);
+    let texts = notices(&mut model, 3_460_000);
+    assert!(texts[0].starts_with("the clock of h:1 was set ahead by 60 s: "), "{texts:?}");
+    // Another server has another clock.
+    up(&mut model, 5_000, "h:2", false);
+    let before = model.notices.len();
+    assert_eq!(notices(&mut model, 0).len(), before);
+}
+
+#[test]
 fn a_release_by_an_operator_during_a_failover_is_no_loss() {
     let mut model = model();
     up(&mut model, 0, "h:1", false);

@@ -196,6 +196,7 @@ pub enum Observation {
     Clock {
         /// The milliseconds by which the server's clock is ahead of ours, negative if it is behind.
         ahead_ms: i64,
+        at: SteadyMillis,
     },
     /// The databases of the server that have keys.
     Databases(Vec<u32>),

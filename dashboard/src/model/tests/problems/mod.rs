@@ -65,7 +65,8 @@ fn apply(model: &mut Model, ms: u64, step: &Step) {
             );
         }
         Step::Ahead(ahead_ms) => {
-            model.observe(MAIN, Observation::Clock { ahead_ms: *ahead_ms });
+            let at = SteadyMillis(ms);
+            model.observe(MAIN, Observation::Clock { ahead_ms: *ahead_ms, at });
         }
     }
     model.tick(at(ms));

@@ -20,7 +20,8 @@ impl Scenario {
         let now = self.now;
         let each = |ms| now.is_multiple_of(ms);
         if each(CLOCK_INTERVAL) {
-            self.observe(Observation::Clock { ahead_ms: self.ahead_ms });
+            let at = SteadyMillis(now);
+            self.observe(Observation::Clock { ahead_ms: self.ahead_ms, at });
         }
         if each(PASS_EACH) || now == FIRST_PASS {
             self.scan();
