@@ -195,6 +195,17 @@ impl LeaseWatch {
         moved <= noise || punctual
     }
 
+    /// Returns the least that the lease can be, if another reading of the same holders can show the same lease, whether it
+    /// was set again or not.
+    #[must_use]
+    pub fn least(&self, at: Moment, ttl: Option<Duration>) -> Option<Duration> {
+        let (before, ttl) = (self.last?, ttl?);
+        let unknown = Range { least: before.ttl, most: Duration::MAX / 2 };
+        let lease = self.lease.unwrap_or(unknown);
+        let seen = Range { least: ttl, most: ttl + at.since(before.at) };
+        lease.agrees(seen).then_some(lease.least)
+    }
+
     /// Returns the apparent movement of an end that this reading and the last one may cause.
     fn noise(&self, slack: Duration) -> Duration {
         NOISE + slack + Duration::from_millis(self.slack_ms.into())

@@ -82,9 +82,12 @@ impl Record {
     }
 
     /// Returns whether a reading proves that the current lease began before that instant, by a renewal or with the
-    /// hold.
+    /// hold. The first renewal may come at any time within a third of the lease.
     fn lease_began_before(&self, at: Moment, stamp: Stamp, ttl: Option<Duration>) -> bool {
-        let lease = self.lease.lease().filter(|_| self.lease.renewed());
+        let lease = match self.lease.renewed() {
+            true => self.lease.lease(),
+            false => self.lease.least(stamp.received.moment(), ttl),
+        };
         lease.zip(ttl).is_some_and(|(lease, ttl)| ttl + stamp.received.since(at) + LATE < lease)
     }
 }

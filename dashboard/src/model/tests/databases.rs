@@ -91,6 +91,22 @@ fn a_lock_goes_on_while_that_of_the_same_name_is_held_too_briefly_elsewhere_to_b
 }
 
 #[test]
+fn an_early_first_renewal_is_no_release_when_the_lock_of_the_same_name_elsewhere_is_released() {
+    // The holder renews the lock three seconds after it has acquired it, or releases it at 9 s and acquires it again.
+    for (set_again, expected) in [(4_000, &["taken"][..]), (9_005, &["taken", "released", "taken"])]
+    {
+        let mut model = two_databases();
+        read_in(&mut model, OTHER, "job", 500, held(2, 1, Some(30_000)));
+        read_in(&mut model, MAIN, "job", 900, absent());
+        read_in(&mut model, MAIN, "job", 1_000, held(1, 1, Some(30_000)));
+        release(&mut model, "job", 9_000);
+        let ttl = Some(30_000 + set_again - 9_010);
+        read_in(&mut model, MAIN, "job", 9_010, held(1, 1, ttl));
+        assert_eq!(words(&shown(&mut model, "job").unwrap()), expected);
+    }
+}
+
+#[test]
 fn a_name_that_no_database_is_known_to_have_is_read_in_all_of_them() {
     let mut model = two_databases();
     release(&mut model, "job", 2_000);
