@@ -218,9 +218,10 @@ impl IncidentRow {
             let mut found = lock.problems.iter().filter(|p| p.problem == self.problem);
             found.next().map(|problem| problem.since)
         };
-        let order =
-            |lock: &LockView| (since(lock), lock.id.name.clone(), lock.id.deployment.clone());
-        self.locks.sort_by_cached_key(|lock| order(lock));
+        self.locks.sort_by(|a, b| {
+            let (one, other) = (&a.id, &b.id);
+            (since(a), &one.name, &one.deployment).cmp(&(since(b), &other.name, &other.deployment))
+        });
         let mut of_red: HashMap<RedPart<'_>, u64> = HashMap::new();
         for lock in &self.locks {
             match red_part(lock, self.problem) {
