@@ -173,6 +173,11 @@ async fn missing_rights_are_reported() {
     dashboard.lock_when("orders:1", |lock| state(lock) == "held").await;
     let sources = dashboard.json("/api/v1/sources").await;
     assert!(sources["limits"].to_string().contains("not received"), "{sources}");
+    // Where no lock can be read, the server's refusal is the reason.
+    run::<String>(&mut redis, &["ACL", "SETUSER", "observer", "-pttl"]);
+    take(&mut redis, b"orders:2", HOLDER, 600_000);
+    let other = dashboard.get("/api/v1/lock?name=orders:2").await;
+    assert!(other.status == 503 && other.body.contains("NOPERM"), "{other:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
