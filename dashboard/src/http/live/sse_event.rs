@@ -28,8 +28,9 @@ impl Packing {
         let gzip = accepted.any(|value| {
             value.split(',').any(|coding| {
                 let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
-                name.trim().eq_ignore_ascii_case("gzip")
-                    && !weight.replace(' ', "").ends_with("q=0")
+                let weight =
+                    weight.split_once('=').and_then(|(_, value)| value.trim().parse().ok());
+                name.trim().eq_ignore_ascii_case("gzip") && weight != Some(0.0)
             })
         });
         if gzip { Self::Gzip } else { Self::Plain }
@@ -132,7 +133,7 @@ mod tests {
         for yes in ["gzip", "gzip, deflate, br", "br;q=1, GZIP;q=0.5"] {
             assert_eq!(wanted(yes), Packing::Gzip, "{yes}");
         }
-        for no in ["", "identity", "gzip;q=0", "br"] {
+        for no in ["", "identity", "gzip;q=0", "gzip; q=0.0", "GZIP;Q=0.000", "gzip;q = 0.", "br"] {
             assert_eq!(wanted(no), Packing::Plain, "{no}");
         }
         assert_eq!(Packing::wanted(&HeaderMap::new()), Packing::Plain);
