@@ -210,6 +210,19 @@ fn a_mistaken_instant_keeps_the_form_as_typed_and_marks_its_field() {
 }
 
 #[test]
+fn the_mistakes_in_the_form_of_the_history_are_shown_together() {
+    let page = HistoryPage {
+        mistake: Some(("from", "`bad` is no instant".into())),
+        filter_error: Some("`event:x` is not understood".into()),
+        ..history(true, Vec::new())
+    };
+    let html = history_page(&page).unwrap();
+    let (_, form) = html.split_once("<form class=\"ask\"").expect("a form");
+    let form = form.split("</form>").next().unwrap();
+    assert_eq!(form.matches("role=\"alert\"").count(), 2, "{form}");
+}
+
+#[test]
 fn only_a_release_that_did_not_happen_is_marked() {
     for (outcome, mark) in [
         (Outcome::Released, ""),
