@@ -67,6 +67,13 @@ impl ApiError {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, why)
     }
 
+    /// The address of a form that a browser requests as a page.
+    #[must_use]
+    pub fn unsent_form() -> Self {
+        let why = "nothing was done: this address accepts forms only. If a login came between, open the page of the form again";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, why)
+    }
+
     #[must_use]
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)

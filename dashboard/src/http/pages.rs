@@ -1,7 +1,7 @@
 //! The handlers of pages.
 
 use axum::extract::OriginalUri;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::bundle::bundle;
@@ -103,18 +103,24 @@ pub async fn nowhere(page: PageRequest, headers: HeaderMap) -> Response {
     page_or_json(&page, &headers, ApiError::nowhere())
 }
 
-/// Responds that the address answers other methods only.
-pub async fn wrong_method(page: PageRequest, headers: HeaderMap) -> Response {
-    page_or_json(&page, &headers, ApiError::wrong_method())
+/// Responds that the address answers other methods only. A browser requests the address of a form as a page after a proxy asked for a login
+/// instead of passing the form on.
+pub async fn wrong_method(page: PageRequest, method: Method, headers: HeaderMap) -> Response {
+    let problem = if method == Method::GET && is_for_browser(&page, &headers) {
+        ApiError::unsent_form()
+    } else {
+        ApiError::wrong_method()
+    };
+    page_or_json(&page, &headers, problem)
 }
 
-/// Returns an error as a page for browsers, or as JSON for the API and other programs. A page shows the number of problems and the state
+/// Returns true if an error is shown as a page, and false for the API and other programs. A page shows the number of problems and the state
 /// of the sources, so visitors who have not logged in receive JSON, too.
-fn page_or_json(page: &PageRequest, headers: &HeaderMap, problem: ApiError) -> Response {
+fn is_for_browser(page: &PageRequest, headers: &HeaderMap) -> bool {
     let may_see = page.visitor.auth().is_some();
-    if may_see && !page.address().starts_with("/api/") && accepts_html(headers) {
-        page.refused(&problem)
-    } else {
-        problem.into_response()
-    }
+    may_see && !page.address().starts_with("/api/") && accepts_html(headers)
+}
+
+fn page_or_json(page: &PageRequest, headers: &HeaderMap, problem: ApiError) -> Response {
+    if is_for_browser(page, headers) { page.refused(&problem) } else { problem.into_response() }
 }

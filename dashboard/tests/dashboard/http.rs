@@ -127,6 +127,14 @@ async fn a_wrong_method_is_explained_at_every_address() {
             "this address does not answer this method: the header `Allow` lists those that it does";
         assert_eq!(answer.json()["detail"], detail, "{method} {path}");
     }
+    // A proxy's login leads a browser back to the address of the form that it did not pass on.
+    let html = [("Accept", "text/html")];
+    let unsent = request(one.address, "GET", "/acknowledge?name=a", &html).await;
+    assert_eq!((unsent.status, unsent.header("allow")), (405, Some("POST")));
+    assert!(
+        unsent.body.contains("Nothing was done: this address accepts forms only."),
+        "{unsent:?}"
+    );
     let nowhere = request(metrics, "GET", "/", &[]).await;
     assert_eq!(nowhere.status, 404);
     assert_eq!(nowhere.header("content-type"), Some("application/problem+json"));
