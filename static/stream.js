@@ -24,6 +24,7 @@ Lockscope.stream = (() => {
   let retry = 0;
   let updated = false;
   let refusal = "";
+  let unsent = false;
 
   function take(text) {
     heard = Date.now();
@@ -95,8 +96,9 @@ Lockscope.stream = (() => {
     const request = glancing = new AbortController();
     const timer = setTimeout(() => request.abort(), GLANCE);
     try {
-      const answer = await fetch(url, { signal: request.signal });
-      if (!answer.ok) throw new Error((await answer.json()).detail ?? "");
+      const answer = await ask(request.signal);
+      const why = await reasonOf(answer);
+      if (why || !answer.ok) throw new Error(why);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let text = ""; ;) {
         const { value, done } = await reader.read();
@@ -121,12 +123,25 @@ Lockscope.stream = (() => {
     take(data);
   }
 
+  // A redirect is not followed: the login of another site may not be read.
+  const ask = (signal) => fetch(url, { signal, redirect: "manual" });
+
+  // Returns the reason of an answer that is no stream, or an empty text if it has none.
+  async function reasonOf(answer) {
+    const kind = answer.headers.get("content-type") ?? "";
+    if (kind.startsWith("text/event-stream")) return "";
+    const detail = kind.includes("json") ? (await answer.json()).detail : "";
+    if (detail) return detail;
+    // A proxy in front of the dashboard redirects to its login, or shows it.
+    const wantsLogin = answer.type === "opaqueredirect" || [200, 401, 403].includes(answer.status);
+    return wantsLogin ? "the proxy asks for a login, so load this page again" : "";
+  }
+
   // Asks for the reason of a refusal, such as too many streams, which an event source does not report.
   async function askWhy() {
     const request = new AbortController();
     try {
-      const answer = await fetch(url, { signal: request.signal });
-      refusal = answer.ok ? "" : (await answer.json()).detail ?? "";
+      refusal = await reasonOf(await ask(request.signal));
     } catch {
       refusal = "";
     }
@@ -194,14 +209,16 @@ Lockscope.stream = (() => {
   const [lossReason, lossAge] = lossBox.querySelectorAll("span");
   function showLoss() {
     // A connection that is restored at once is not worth an alarm.
-    lossBox.hidden = !updated && (lostAt === null || Date.now() - lostAt < 3000);
+    lossBox.hidden = !updated && !unsent && (lostAt === null || Date.now() - lostAt < 3000);
     body.classList.toggle("cut-off", !lossBox.hidden);
     if (lossBox.hidden) return;
     const reason = updated
       ? "The dashboard has been updated. Load this page again to go on."
-      : refusal
-        ? `No live updates: ${refusal}.`
-        : "No connection to the dashboard. Trying again.";
+      : unsent
+        ? "Nothing was sent: the proxy asks for a login, so load this page again."
+        : refusal
+          ? `No live updates: ${refusal}.`
+          : "No connection to the dashboard. Trying again.";
     setText(lossReason, `▲ ${reason}`);
     setText(lossAge, `This page shows what was known ${duration(Date.now() - shownAt)} ago.`);
   }
@@ -213,6 +230,12 @@ Lockscope.stream = (() => {
       // A tab that was hidden shows an old state until its first event, and a leading tab that is frozen passes on nothing.
       else if (at - shownAt > SILENCE) lostAt ??= heard;
     }
+    showLoss();
+  });
+
+  // Pages may not send forms to other sites. So a form stays unsent, without a word, if a proxy redirects it to its login.
+  document.addEventListener("securitypolicyviolation", ({ effectiveDirective }) => {
+    unsent ||= effectiveDirective === "form-action";
     showLoss();
   });
 

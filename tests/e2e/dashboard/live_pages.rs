@@ -4,6 +4,8 @@ use anyhow::{Result, ensure};
 use harness::browser::Browser;
 use harness::{Foreign, eventually, http};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 
 use super::Bench;
 use super::browsing::{Shown, listener, until};
@@ -199,6 +201,60 @@ async fn a_disconnected_page_shows_its_age() -> Result<()> {
     let mut java = Foreign::connect(&bench.redis).await?;
     ensure!(java.lock("afterwards").await?, "taken");
     until(&browser, &says("afterwards")).await;
+    Ok(())
+}
+
+/// Answers every request to this port, as a proxy does that wants a login, until its end.
+async fn ask_for_a_login(port: u16, answer: &str) -> Result<()> {
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        let mut head = [0; 4096];
+        // A browser may open a connection that it does not use.
+        if stream.read(&mut head).await? > 0 {
+            stream.write_all(answer.as_bytes()).await?;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_page_says_so_when_a_proxy_asks_for_a_login() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    let page = bench.dashboard.url("/");
+    let end = "Content-Length: 7\r\nConnection: close\r\n\r\nLog in!";
+    let to = "HTTP/1.1 302 Found\r\nLocation: https://login.invalid/";
+    let html = "Content-Type: text/html";
+    for answer in [
+        format!("{to}\r\n{html}\r\n{end}"),
+        format!("HTTP/1.1 403 Forbidden\r\n{html}\r\n{end}"),
+        format!(
+            "HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\n{}",
+            end.replace("Log in!", "{}     ")
+        ),
+    ] {
+        browser.open(&page).await?;
+        bench.dashboard.process().kill()?;
+        let proxy = ask_for_a_login(bench.dashboard.port(), &answer);
+        let told = async {
+            let asks = "document.getElementById('lost').innerText.includes('asks for a login')";
+            until(&browser, asks).await;
+            if answer.starts_with("HTTP/1.1 302") {
+                let form = "const form = document.createElement('form'); form.method = 'post'; \
+                            document.body.append(form); form.submit()";
+                browser.run(form).await?;
+                let unsent =
+                    "document.getElementById('lost').innerText.includes('Nothing was sent')";
+                until(&browser, unsent).await;
+            }
+            anyhow::Ok(())
+        };
+        tokio::select! {
+            ended = proxy => ended?,
+            told = told => told?,
+        }
+        bench.dashboard.restart().await?;
+    }
     Ok(())
 }
 
