@@ -145,7 +145,7 @@ impl Access {
             }
         }
         match &self.proxy {
-            Some(proxy) if proxy.trusts(peer) => proxy.visitor(headers),
+            Some(proxy) if proxy.trusts(peer) => proxy.visitor(headers, now_secs),
             _ => Err(Refusal::Unknown),
         }
     }

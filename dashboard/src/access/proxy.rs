@@ -9,6 +9,11 @@ use redisson::name::is_invisible;
 use super::rights::Rights;
 use super::{AuthMethod, Refusal, Stay, Visitor};
 
+/// The greatest length of a user's name, in bytes.
+const MAX_NAME: usize = 256;
+/// The time after which the stream of a proxy's user ends, in seconds. The proxy checks the login when it is opened again.
+const STREAM_SECS: u64 = 600;
+
 /// Trusted proxies and their headers.
 #[derive(Debug, Clone)]
 pub struct Proxy {
@@ -65,11 +70,11 @@ impl Proxy {
         self.user.is_some()
     }
 
-    /// Returns the visitor that the proxy names.
+    /// Returns the visitor that the proxy names now.
     ///
     /// # Errors
     /// If it names no user, or a user without access.
-    pub(super) fn visitor(&self, headers: &HeaderMap) -> Result<Visitor, Refusal> {
+    pub(super) fn visitor(&self, headers: &HeaderMap, now_secs: u64) -> Result<Visitor, Refusal> {
         let header = self.user.as_ref().ok_or(Refusal::Unknown)?;
         let mut users = headers.get_all(header).iter();
         let user = match (users.next(), users.next()) {
@@ -80,8 +85,12 @@ impl Proxy {
                 return Err(Refusal::Denied(format!("the header {header} came twice")));
             }
         };
-        if user.is_empty() || user.len() > 256 {
+        if user.is_empty() {
             return Err(Refusal::Unknown);
+        }
+        if user.len() > MAX_NAME {
+            let why = format!("the header {header} is longer than {MAX_NAME} bytes");
+            return Err(Refusal::Denied(why));
         }
         let rights =
             if self.rules.is_empty() { Some(Rights::all()) } else { self.rights(user, headers)? };
@@ -92,7 +101,7 @@ impl Proxy {
             name: Some(user.into()),
             rights,
             auth: AuthMethod::Proxy,
-            stay: Stay::default(),
+            stay: Stay { until_secs: Some(now_secs + STREAM_SECS), ..Stay::default() },
         })
     }
 

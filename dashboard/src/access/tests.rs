@@ -195,6 +195,8 @@ fn a_proxy_is_trusted_at_its_address_only() {
     for peer in [proxy, mapped] {
         let visitor = access.visitor(&anna, peer, NOW).unwrap();
         assert_eq!((visitor.name.as_deref(), visitor.auth), (Some("anna"), AuthMethod::Proxy));
+        // The proxy checks the login again when a page opens its next stream.
+        assert_eq!(visitor.stay.until_secs, Some(NOW + 600));
     }
     for other in ["10.2.0.1", "127.0.0.1", "::1"] {
         let refused = access.visitor(&anna, other.parse().unwrap(), NOW);
@@ -205,6 +207,8 @@ fn a_proxy_is_trusted_at_its_address_only() {
         access.visitor(&headers(&[("x-user", " ")]), proxy, NOW).err(),
         Some(Refusal::Unknown)
     );
+    let long = access.visitor(&headers(&[("x-user", &"x".repeat(257))]), proxy, NOW);
+    assert!(matches!(long, Err(Refusal::Denied(why)) if why.contains("longer than 256 bytes")));
     let twice = headers(&[("x-user", "anna"), ("x-user", "root")]);
     assert!(matches!(access.visitor(&twice, proxy, NOW), Err(Refusal::Denied(_))));
 }
