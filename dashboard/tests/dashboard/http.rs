@@ -170,7 +170,9 @@ async fn mistakes_of_the_api_are_problems() {
     let long = format!("/api/v1/locks?filter={}", "x".repeat(513));
     assert_eq!(dashboard.get(&long).await.status, 400);
     let endless = format!("/?filter={}", "x".repeat(100_000));
-    assert_eq!(dashboard.get(&endless).await.status, 431);
+    // How much of it has arrived decides which limit it exceeds first.
+    let status = dashboard.get(&endless).await.status;
+    assert!(matches!(status, 414 | 431), "{status}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

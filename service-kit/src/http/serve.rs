@@ -10,8 +10,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::{HeaderValue, header};
-use axum::response::Response;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -30,8 +30,10 @@ use tokio_util::task::TaskTracker;
 use super::admission::{Admission, Ticket};
 use super::tls::ServerTls;
 
-/// The largest request head (line and headers), in bytes.
+/// The largest request head (line and headers), in bytes. A larger one is answered with the reason.
 const MAX_HEAD_BYTES: usize = 32 * 1024;
+/// The most bytes of a request head that are read. Beyond them the answer has no reason, since hyper sends it.
+const MAX_READ_BYTES: usize = 2 * MAX_HEAD_BYTES;
 /// The time for responses in flight to finish after shutdown has begun.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
 /// The pause after a failed accept, usually for lack of file descriptors, which become available again.
@@ -145,8 +147,13 @@ async fn serve_one(
     let seat = Arc::new((ticket, OnceCell::new()));
     let service = service_fn(move |request: Request<Incoming>| {
         let (seat, is_probe) = (Arc::clone(&seat), is_probe(request.uri().path()));
+        let is_too_large = head_bytes(&request) > MAX_HEAD_BYTES;
         let answer = answer(&app, peer, request);
         async move {
+            if is_too_large {
+                tracing::debug!(%peer, limit = MAX_HEAD_BYTES, "request head too large");
+                return Ok(too_large());
+            }
             if is_probe {
                 // A probe needs no seat, and leaves at once.
                 let mut response = answer.await?;
@@ -163,7 +170,7 @@ async fn serve_one(
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
-        .max_buf_size(MAX_HEAD_BYTES)
+        .max_buf_size(MAX_READ_BYTES)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     let ended = tokio::select! {
@@ -181,6 +188,23 @@ async fn serve_one(
     if let Err(error) = ended {
         tracing::debug!(%error, %peer, "an HTTP connection broke");
     }
+}
+
+/// Returns the size of a request's line and headers, as HTTP/1.1 writes them.
+fn head_bytes<T>(request: &Request<T>) -> usize {
+    let uri = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
+    let headers = request.headers().iter();
+    let headers: usize = headers.map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    request.method().as_str().len() + uri + headers
+}
+
+fn too_large() -> Response {
+    let why = format!(
+        "the line and the headers of a request may have {MAX_HEAD_BYTES} bytes in total: a proxy may have added many groups or cookies\n"
+    );
+    // The connection has no seat, so it ends.
+    let close = [(header::CONNECTION, "close")];
+    (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, close, why).into_response()
 }
 
 /// Returns true for paths that are answered when all connections are taken.

@@ -182,6 +182,17 @@ async fn a_client_that_never_reads_is_disconnected() {
 }
 
 #[tokio::test]
+async fn a_request_head_that_is_too_large_is_answered_with_the_reason() {
+    let site = Site::start(Router::new().route("/", get(async || "fine")), Limits::default()).await;
+    for (length, status) in [(32_000, "200 OK"), (33_000, "431"), (60_000, "431")] {
+        let groups = format!("X-Groups: {}", "g".repeat(length));
+        let answer = site.send(&["GET / HTTP/1.1", "Host: localhost", &groups]).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{length}: {answer}");
+        assert_eq!(answer.contains("may have 32768 bytes in total"), status == "431", "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn an_endless_request_head_is_rejected() {
     let site = Site::start(Router::new(), Limits::default()).await;
     let mut stream = site.connect().await;
