@@ -135,7 +135,9 @@ type heldContext struct {
 }
 
 func (c heldContext) Err() error {
-	c.hold.grant.held()
+	if lost := c.hold.grant.err(); lost != nil {
+		c.hold.end(lost) // Another goroutine may have found the loss, and not have ended the context yet.
+	}
 	_ = c.parent.Err() // It may be the context of another hold.
 	return c.Context.Err()
 }

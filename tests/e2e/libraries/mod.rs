@@ -192,6 +192,15 @@ conformance! {
     rust RUST;
 }
 
+#[test]
+fn the_library_for_go_passes_its_own_tests() -> Result<()> {
+    let output = go()?.current_dir(folder("go")).args(["test", "./..."]).output()?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(printed.contains("ok "), "no test ran: {printed}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn without_an_agent_a_long_wait_ends_after_half_a_minute() -> Result<()> {
     let folder = tempfile::tempdir()?;
