@@ -134,22 +134,24 @@ impl Restart {
 
     /// Returns the text of the notice.
     fn notice(&self, db: u32) -> String {
-        let lost = self.lost;
+        let count = self.lost;
+        let lost = match count {
+            1 => format!("1 held lock of database {db}"),
+            _ => format!("{count} held locks of database {db}"),
+        };
         match &self.cause {
-            RestartCause::Started => {
-                format!("the server restarted; {lost} held locks of database {db} were gone")
+            RestartCause::Started => format!("the server restarted without {lost}"),
+            RestartCause::Promoted(address) => {
+                format!("{address} is the master now, without {lost}")
             }
-            RestartCause::Promoted(address) => format!(
-                "{address} is the master now; {lost} held locks of database {db} were gone there"
-            ),
-            RestartCause::Chosen { address, .. } => match lost {
-                0 => format!("{address} is read from now on"),
-                _ => format!(
-                    "{address} is read from now on; {lost} held locks of database {db} were not there"
-                ),
-            },
-            RestartCause::Moved { count, .. } => format!(
-                "{count} known locks have moved to another node of the cluster; {lost} of those held were gone there"
+            RestartCause::Chosen { address, .. } if count == 0 => {
+                format!("{address} is read from now on")
+            }
+            RestartCause::Chosen { address, .. } => {
+                format!("{address} is read from now on, without {lost}")
+            }
+            RestartCause::Moved { count: moved, .. } => format!(
+                "{moved} known locks have moved to another node of the cluster; {count} of those held were gone there"
             ),
         }
     }

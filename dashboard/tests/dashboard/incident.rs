@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::time::timeout;
 
-use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
+use crate::redis_server::{HOLDER, RedisServer, red_group, run, take, thread};
 use crate::serving::{Answer, Dashboard, PATIENCE, encoded, post_json, request};
 
 const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
@@ -126,14 +126,8 @@ async fn all_its_locks_are_released_as_they_were_shown_and_no_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_red_lock_is_one_incident_that_names_its_servers() {
     let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("dashboard.toml");
-    let row = |(name, server): (&str, &RedisServer)| {
-        format!("[[redis]]\nname = \"{name}\"\nurl = \"{}\"\ngroup = \"red\"\n", server.url())
-    };
-    let rows: String = ["a", "b", "c"].into_iter().zip(&servers).map(row).collect();
-    std::fs::write(&file, rows).unwrap();
-    let flags = ["--config", file.to_str().unwrap(), "--allow-release", "--insecure"];
+    let file = red_group(&servers);
+    let flags = ["--config", file.path().to_str().unwrap(), "--allow-release", "--insecure"];
     let dashboard = Dashboard::with(&flags).await;
     // A client of Redisson has a different uuid on each server, and the same thread on all of them.
     for (server, uuid) in servers.iter().zip(["1", "2"]) {

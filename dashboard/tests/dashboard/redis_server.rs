@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Connection, FromRedisValue, cmd};
 use redisson::script::Call;
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::NamedTempFile;
 
 /// A Redis server in a separate folder, stopped at the end of the test.
 pub(crate) struct RedisServer {
@@ -162,4 +163,15 @@ pub(crate) fn eval(connection: &mut Connection, call: &Call) {
         command.arg(part);
     }
     command.exec(connection).unwrap();
+}
+
+/// Returns a settings file with these servers as the deployments `a`, `b` and `c` of one group of red locks.
+pub(crate) fn red_group(servers: &[RedisServer; 3]) -> NamedTempFile {
+    let row = |(name, server): (&str, &RedisServer)| {
+        format!("[[redis]]\nname = \"{name}\"\nurl = \"{}\"\ngroup = \"red\"\n", server.url())
+    };
+    let rows: String = ["a", "b", "c"].into_iter().zip(servers).map(row).collect();
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(&file, rows).unwrap();
+    file
 }

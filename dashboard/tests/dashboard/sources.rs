@@ -6,7 +6,7 @@ use redis::cmd;
 use serde_json::{Value, json};
 
 use crate::http::required;
-use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
+use crate::redis_server::{HOLDER, RedisServer, red_group, release, run, take, thread};
 use crate::serving::{Dashboard, encoded};
 
 const AGENT: &str = "7c1e5a90-3b1d-4f5e-9d42-18f0a6b2c3d4";
@@ -279,17 +279,11 @@ async fn several_servers_and_databases_are_one_picture() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_hangs_delays_no_other_and_red_locks_are_joined() {
     let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("dashboard.toml");
-    let row = |(name, server): (&str, &RedisServer)| {
-        format!("[[redis]]\nname = \"{name}\"\nurl = \"{}\"\ngroup = \"red\"\n", server.url())
-    };
-    let rows: String = ["a", "b", "c"].into_iter().zip(&servers).map(row).collect();
-    std::fs::write(&file, rows).unwrap();
+    let file = red_group(&servers);
     for server in &servers[..2] {
         take(&mut server.connect(), b"red", HOLDER, 600_000);
     }
-    let dashboard = Dashboard::with(&["--config", file.to_str().unwrap()]).await;
+    let dashboard = Dashboard::with(&["--config", file.path().to_str().unwrap()]).await;
     let path = "/api/v1/lock?deployment=b&db=0&name=red";
     let joined = |lock: &Value| lock["red"]["held"] == json!(["a", "b"]);
     let lock = dashboard.json_when(path, joined).await;

@@ -172,7 +172,7 @@ async fn locks_lost_by_a_master_that_restarts_empty_are_one_notice() -> Result<(
     assert_eq!(lost["past"][0]["ended"], "restarted", "{lost}");
     eventually("a notice of the loss", async || {
         let notices = dashboard.json("/api/v1/sources").await?["notices"].to_string();
-        let wanted = "is read from now on; 1 held locks of database 0 were not there";
+        let wanted = "is read from now on, without 1 held lock of database 0";
         ensure!(notices.contains(wanted), "{notices}");
         Ok(())
     })

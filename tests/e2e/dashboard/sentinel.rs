@@ -67,7 +67,7 @@ async fn a_failover_is_one_notice_although_the_old_master_continues() -> Result<
         let sources = dashboard.json("/api/v1/sources").await?;
         let notices = sources["notices"].as_array().map(Vec::as_slice).unwrap_or_default();
         ensure!(notices.len() == 1, "{notices:?}");
-        let wanted = format!("{address} is the master now; 1 held locks of database 0 were gone");
+        let wanted = format!("{address} is the master now, without 1 held lock of database 0");
         ensure!(
             notices[0]["text"].as_str().is_some_and(|text| text.starts_with(&wanted)),
             "{notices:?}"

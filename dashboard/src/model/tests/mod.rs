@@ -9,6 +9,7 @@ mod problems;
 mod properties;
 mod restart;
 mod scenarios;
+mod server_change;
 
 use redisson::shape::{Holder, LockHash};
 use redisson::{ClientId, HolderId, monitor};
