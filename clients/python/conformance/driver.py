@@ -13,6 +13,7 @@ one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as 
     many <count>   one lock for each of that many tasks; `unmany` releases them
     cancel <tag>   interrupts a command of the task `main`
     fork <handle>  checks and releases the hold in a forked child
+    loops <name>   uses another agent object in one event loop after another, and in two at once (asyncio)
 """
 
 import asyncio
@@ -356,13 +357,44 @@ class Tasks:
         os.close(reading)
         return answer
 
-    @staticmethod
-    async def is_excluded(hold):
+    async def is_excluded(self, hold):
         """Returns whether a forked child can neither release the hold nor acquire its lock."""
         with contextlib.suppress(lockscope.LockscopeError):
             await hold.release()
-        async with aio.Agent() as agent:
-            return await agent.try_lock(hold.name) is None
+        async with self.agent.lock("of the child"):
+            return await self.agent.try_lock(hold.name) is None
+
+    async def loops(self, name):
+        agent = aio.Agent()
+
+        async def acquire():
+            return await agent.lock(name, wait=10)
+
+        async def acquire_and_release():
+            async with agent.lock(name, wait=10):
+                pass
+
+        def use():
+            asyncio.run(acquire_and_release())
+            left = asyncio.run(acquire())
+            asyncio.run(acquire_and_release())
+            errors = []
+            for attempt in (left.extend(60), left.release(), asyncio.run(acquire()).release()):
+                try:
+                    asyncio.run(attempt)
+                except lockscope.LockLost as error:
+                    errors.append(error.reason)
+            return errors
+
+        errors = await asyncio.to_thread(use)
+        async with agent.lock(name, wait=10) as hold:
+            for attempt in (acquire(), hold.release()):
+                try:
+                    await asyncio.to_thread(asyncio.run, attempt)
+                except RuntimeError as error:
+                    errors.append(str(error))
+            hold.check()
+        return {"errors": errors}
 
 
 if sys.argv[1] == "asyncio":

@@ -214,6 +214,22 @@ async fn without_an_agent_a_long_wait_ends_after_half_a_minute() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_agent_object_of_asyncio_serves_one_event_loop_after_another() -> Result<()> {
+    let mut stage = Stage::new(&PYTHON_ASYNCIO).await?;
+    let used = stage.driver.ok("loops orders:42").await?;
+    let errors = serde_json::json!([
+        "its event loop was closed",
+        "its event loop was closed",
+        "its event loop was closed",
+        "this Agent is bound to a different event loop: create one for each event loop",
+        "this hold is bound to a different event loop",
+    ]);
+    ensure!(used["errors"] == errors, "{used}");
+    ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_full_agent_is_reported_with_its_reason() -> Result<()> {
     for library in [PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST] {
         let redis = RedisServer::start().await?;

@@ -1,6 +1,7 @@
 """One connection to the agent: RESP3 over a Unix socket."""
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections import deque
@@ -201,6 +202,13 @@ class Connection(asyncio.Protocol):
         """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    def quit_at_once(self) -> None:
+        """Close the socket without the event loop, and end the session at the agent."""
+        if self.socket is not None:
+            with contextlib.suppress(OSError):  # The event loop may have closed it.
+                self.socket.send(encode(("QUIT",)))
+        self.abandon()
 
     def abandon(self) -> None:
         """Close a forked child's copy of the socket without involving the agent or the event loop."""

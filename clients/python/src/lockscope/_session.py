@@ -109,6 +109,7 @@ class Session:
         self._id: Optional[str] = None
         self._secret = ""
         self._connection: Optional[Connection] = None
+        self._loop = asyncio.get_running_loop()
         self._mutex = asyncio.Lock()
         self._timer: Optional[asyncio.TimerHandle] = None
         self._tasks: "set[asyncio.Task[None]]" = set()
@@ -276,6 +277,8 @@ class Session:
         """Set a fixed lease from now, or return the hold to the watchdog."""
         if lease is not None and _ms(lease) == 0:  # The agent would understand it as a return to renewal.
             raise from_reply("LIMIT a lease must be at least 0.1 s")
+        if not self.usable():
+            raise LockLost(grant.name, grant.reason or "")
         async with self._mutex:
             await self._connect(boot() + REPLY_LIMIT)
             sent, before = boot(), grant.deadline
@@ -335,6 +338,22 @@ class Session:
             grant.lose_in_child()
         if self._connection is not None:
             self._connection.abandon()
+
+    def usable(self) -> bool:
+        """Return whether this is the session's event loop. Drop the session if its event loop is closed."""
+        if asyncio.get_running_loop() is self._loop:
+            return True
+        if not self._loop.is_closed():
+            raise RuntimeError("this hold is bound to a different event loop")
+        self.drop()
+        return False
+
+    def drop(self) -> None:
+        """End the session without its event loop, which is closed."""
+        for grant in self.grants.values():
+            grant.lose("its event loop was closed")
+        if self._connection is not None:
+            self._connection.quit_at_once()
 
     def _granted(self, fields: Dict[str, Any], kind: str, lease: Optional[float]) -> Grant:
         grant = self.grants.get((fields["lock"], kind))

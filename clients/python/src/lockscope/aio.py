@@ -32,8 +32,10 @@ class Hold(BaseHold):
         """
         if self._released or self._session.abandoned:
             return
+        usable = self._session.usable()
         self._released = True
-        await self._session.unlock(self._grant)
+        if usable:
+            await self._session.unlock(self._grant)
         if self._grant.reason is not None:
             raise LockLost(self.name, self._grant.reason)
 
@@ -98,7 +100,7 @@ class _Acquisition(Generic[Acquired]):
 
 
 class Agent:
-    """The agent of this host, as seen from one event loop."""
+    """The agent of this host, as seen from one event loop at a time."""
 
     def __init__(self, socket: "Optional[Union[str, os.PathLike[str]]]" = None, *, grace: float = GRACE) -> None:
         """Create an agent object. `socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`.
@@ -112,7 +114,8 @@ class Agent:
         self._sessions: "set[Session]" = set()
         self._spare: List[Session] = []
         self._closed = False
-        self._pid = os.getpid()
+        #: The event loop of the sessions.
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
         _agents.add(self)
 
     def lock(
@@ -171,8 +174,7 @@ class Agent:
     def _session(self, owner: object) -> Session:
         if self._closed:
             raise Unavailable(CLOSED)
-        if os.getpid() != self._pid:
-            raise Unavailable("this Agent belongs to the parent process: create one after the fork")
+        self._enter()
         session = self._owners.get(owner)
         if session is None or session.owner is not owner:
             session = self._spare.pop() if self._spare else Session(self._path, self._grace, self._on_idle)
@@ -180,6 +182,22 @@ class Agent:
             self._sessions.add(session)
             self._owners[owner] = session
         return session
+
+    def _enter(self) -> None:
+        """Serve the running event loop. Drop the sessions of a closed one, which nothing can use any more."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            if not self._loop.is_closed():
+                raise RuntimeError("this Agent is bound to a different event loop: create one for each event loop")
+            for session in self._sessions:
+                session.drop()
+            self._clear()
+        self._loop = loop
+
+    def _clear(self) -> None:
+        self._owners.clear()
+        self._sessions.clear()
+        self._spare.clear()
 
     def _on_idle(self, session: Session) -> None:
         session.owner = None
@@ -191,9 +209,10 @@ class Agent:
 
     async def close(self) -> None:
         """Release everything and close the connections. Waits and later calls fail with `Unavailable`."""
+        self._enter()
         self._closed = True
-        sessions, self._sessions = self._sessions, set()
-        self._spare.clear()
+        sessions = list(self._sessions)
+        self._clear()
         await asyncio.gather(*(session.close() for session in sessions))
 
     async def __aenter__(self) -> "Agent":
@@ -205,8 +224,8 @@ class Agent:
     def _abandon(self) -> None:
         for session in self._sessions:
             session.abandon()
-        self._sessions.clear()
-        self._spare.clear()
+        self._clear()
+        self._loop = None
 
 
 def _after_fork_in_child() -> None:
