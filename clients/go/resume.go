@@ -56,13 +56,14 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 	id, secret := s.id, s.secret
 	s.mu.Unlock()
 	sent := boot()
+	// With PROCESS the session's grace ends with this process, since nothing else knows its secret.
 	var reply any
 	if id != "" {
 		if reply, err = conn.call("RESUME", id, secret); err == nil {
-			_, err = conn.call("SESSION", "PUSH", "on")
+			_, err = conn.call("SESSION", "PUSH", "on", "PROCESS", "on")
 		}
 	} else {
-		reply, err = conn.call("SESSION", "GRACE", s.grace.Milliseconds(), "PUSH", "on")
+		reply, err = conn.call("SESSION", "GRACE", s.grace.Milliseconds(), "PUSH", "on", "PROCESS", "on")
 		if code(err) == "UNAVAILABLE" {
 			// An agent without a journal grants locks but no grace.
 			reply, err = conn.call("SESSION", "PUSH", "on")

@@ -1,6 +1,7 @@
 //! Everything that the rest of the agent sends to the core.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -36,6 +37,10 @@ pub enum Input {
     Resp3(ConnectionId, bool),
     /// A worker sent QUIT: its holds are released when the connection closes, even within a grace period.
     Quit(ConnectionId),
+    /// A worker wants its grace to end with its process, which is watched until this sender is dropped; `None`: no longer.
+    Watched(ConnectionId, Option<oneshot::Sender<Infallible>>),
+    /// The watched process of a connection has died.
+    Died(ConnectionId),
     /// A connection closed: its waits end, and its holds are released unless the session has grace.
     Closed(ConnectionId),
     /// The policy was loaded again.
@@ -64,6 +69,8 @@ impl Input {
             | Self::Command(connection, _)
             | Self::Resp3(connection, _)
             | Self::Quit(connection)
+            | Self::Watched(connection, _)
+            | Self::Died(connection)
             | Self::Closed(connection) => Some(*connection),
             Self::PolicyReloaded(_)
             | Self::ListLocks(..)

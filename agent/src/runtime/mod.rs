@@ -538,6 +538,11 @@ impl Runtime {
             }
             Input::PolicyReloaded(policy) => self.core.set_policy(Some(policy)),
             Input::Quit(connection) => self.core.on_quit(connection),
+            Input::Watched(connection, watch) => self.core.on_watched(connection, watch),
+            Input::Died(connection) => {
+                let time = self.read_clock();
+                self.core.on_died(time, connection);
+            }
             Input::Closed(connection) => {
                 self.outboxes.remove(&connection);
                 self.turns.on_closed(connection);

@@ -13,6 +13,8 @@ import {
 } from "./errors.js";
 import { Grant, boot } from "./grant.js";
 
+/** The options of a session. Its grace ends with this process, as nothing else knows its secret. */
+const OPTIONS = ["PUSH", "on", "PROCESS", "on"];
 const RETRY_PAUSE = 100;
 /** The longest wait, in ms, that the agent limits: a year. */
 const LONGEST_WAIT = 365 * 24 * 60 * 60 * 1000;
@@ -400,15 +402,15 @@ export class Session {
       let ticket;
       if (this.#id === null) {
         try {
-          ticket = await connection.call("SESSION", "GRACE", Math.floor(this.#grace), "PUSH", "on");
+          ticket = await connection.call("SESSION", "GRACE", Math.floor(this.#grace), ...OPTIONS);
         } catch (error) {
           if (error.code !== "UNAVAILABLE") throw error;
           // An agent without a journal grants locks but no grace.
-          ticket = await connection.call("SESSION", "PUSH", "on");
+          ticket = await connection.call("SESSION", ...OPTIONS);
         }
       } else {
         ticket = await connection.call("RESUME", this.#id, this.#secret);
-        await connection.call("SESSION", "PUSH", "on");
+        await connection.call("SESSION", ...OPTIONS);
       }
       if (connection.closed) throw new Disconnected("closed");
       if (this.#closing) {

@@ -114,23 +114,25 @@ impl Session {
             let state = self.state();
             (state.id.clone(), state.secret.clone())
         };
-        let push = Command::new("SESSION").word("PUSH").word("on");
+        // With PROCESS the session's grace ends with this process, since nothing else knows its secret.
+        let session = || Command::new("SESSION").word("PUSH").word("on").word("PROCESS").word("on");
         if let Some(id) = id {
             let resume = Command::new("RESUME").word(id).word(secret);
             let ticket = connection.call(&resume).await?;
             // The next command voids the old secret.
             self.remember(&ticket);
-            connection.call(&push).await?;
+            connection.call(&session()).await?;
             return Ok(ticket);
         }
         let grace = self.grace.as_millis();
         let ticket = if grace == 0 {
-            connection.call(&push).await?
+            connection.call(&session()).await?
         } else {
-            let words = Command::new("SESSION").word("GRACE").number(grace);
-            match connection.call(&words.word("PUSH").word("on")).await {
+            match connection.call(&session().word("GRACE").number(grace)).await {
                 // An agent without a journal grants locks but no grace.
-                Err(failure) if failure.code() == "UNAVAILABLE" => connection.call(&push).await?,
+                Err(failure) if failure.code() == "UNAVAILABLE" => {
+                    connection.call(&session()).await?
+                }
                 ticket => ticket?,
             }
         };

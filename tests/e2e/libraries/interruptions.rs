@@ -215,6 +215,23 @@ pub(super) async fn a_cancelled_release_goes_on(library: &Library) -> Result<()>
     Ok(())
 }
 
+pub(super) async fn a_killed_process_leaves_no_lock(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.agent.restart().await?;
+    stage.other = stage.agent.client().await?;
+    // It has resumed its session before this is answered.
+    stage.driver.ok("lock b orders:43").await?;
+    let waiting = stage.driver.send("second", "lock c orders:42").await?;
+    stage.waits("orders:42", true).await;
+    stage.driver.process().kill()?;
+    stage.released("orders:42").await;
+    stage.released("orders:43").await;
+    stage.waits("orders:42", false).await;
+    ensure!(!stage.driver.has_answered(waiting));
+    Ok(())
+}
+
 pub(super) async fn a_close_ends_waits_and_refuses_later_locks(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
     stage.other_has("LOCK orders:42").await?;

@@ -168,6 +168,7 @@ macro_rules! conformance {
                 a_cancelled_wait_for_a_hung_agent_ends
                 a_cancellation_that_meets_the_grant_leaves_nothing_behind
                 a_cancelled_release_goes_on
+                a_killed_process_leaves_no_lock
                 a_close_ends_waits_and_refuses_later_locks
                 a_listener_that_fails_disturbs_nobody
                 a_name_that_cannot_be_sent_spoils_no_connection

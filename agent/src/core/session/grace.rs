@@ -84,9 +84,9 @@ impl Core {
         self.wake_all(grace.askers);
     }
 
-    /// Handles the case that the requested grace cannot be recorded. If the connection has closed meanwhile, the
-    /// session ends as of that instant.
-    pub(in crate::core) fn refuse_grace(&mut self, connection: ConnectionId) {
+    /// Ends the grace of a session that nobody will resume, or whose grace cannot be recorded. If the connection has
+    /// closed meanwhile, the session ends as of that instant.
+    pub(in crate::core) fn end_grace(&mut self, connection: ConnectionId) {
         match self.sessions.get(&connection).and_then(|session| session.away_since()) {
             Some(gone) => self.end_closed(connection, gone),
             None => self.drop_grace(connection),

@@ -1,9 +1,11 @@
 //! The start and the end of sessions.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::time::Duration;
 
 use redisson::Moment;
+use tokio::sync::oneshot;
 
 use crate::core::lock::waiter::Left;
 use crate::core::{Core, Report};
@@ -41,6 +43,24 @@ impl Core {
     pub fn on_command(&mut self, now: Moment, connection: ConnectionId, command: Command) {
         self.advance_clock(now);
         self.enqueue(connection, command);
+        self.run_ready();
+    }
+
+    /// Handles the start or the end of the watch over a session's process.
+    pub fn on_watched(
+        &mut self,
+        connection: ConnectionId,
+        watch: Option<oneshot::Sender<Infallible>>,
+    ) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.watch = watch;
+        }
+    }
+
+    /// Handles the death of a watched process: nobody will resume its session.
+    pub fn on_died(&mut self, now: Moment, connection: ConnectionId) {
+        self.advance_clock(now);
+        self.end_grace(connection);
         self.run_ready();
     }
 

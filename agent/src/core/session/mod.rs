@@ -77,7 +77,7 @@ impl Core {
             Command::Show(name) => self.show(reply_to, name),
             Command::Holds => self.answer_with(reply_to, Reply::Holds),
             Command::Locks(request) => self.list_locks(reply_to, &request),
-            Command::Session { grace, push, deadlines } => {
+            Command::Session { grace, push, deadlines, process: _ } => {
                 self.introduce(reply_to, grace, push, deadlines);
             }
             Command::Resume { session, secret } => self.resume(reply_to, &session, secret),

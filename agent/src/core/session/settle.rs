@@ -94,7 +94,7 @@ impl Core {
             self.give_back_untold(number);
         }
         if !graced {
-            self.refuse_grace(connection);
+            self.end_grace(connection);
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The state of one session.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
 use std::time::Duration;
 
 use redisson::Moment;
+use tokio::sync::oneshot;
 
 use crate::collections::HashMap;
 use crate::core::Report;
@@ -58,6 +60,8 @@ pub(in crate::core) struct Session {
     pub(in crate::core) introduced: bool,
     pub(in crate::core) push: bool,
     pub(super) deadlines: bool,
+    /// Keeps the watch over its process, whose death ends its grace.
+    pub(super) watch: Option<oneshot::Sender<Infallible>>,
     /// The grace for which its holds outlive its connection.
     pub(in crate::core) grace: Option<Grace>,
     /// Its pending RESUME.
@@ -100,6 +104,7 @@ impl Session {
             introduced: false,
             push: false,
             deadlines: false,
+            watch: None,
             grace: None,
             resuming: None,
             holds: HashMap::default(),

@@ -90,7 +90,7 @@ fn grace_counts_towards_the_lock_delay_and_the_journal_records_its_end() {
     let mut world = world();
     let dying = world.open();
     let grace = Some(Duration::from_secs(60));
-    world.command(dying, Command::Session { grace, push: None, deadlines: None });
+    world.command(dying, Command::Session { grace, push: None, deadlines: None, process: None });
     world.lock(dying, "x");
     world.close(dying);
     world.pass(Duration::from_secs(70));

@@ -290,7 +290,7 @@ fn hand_overs_to_waiters_with_a_lease_token_or_grace_wait_for_redis() {
     let nothing = |_: &mut World, _: ConnectionId| {};
     let grace = |world: &mut World, id: ConnectionId| {
         let grace = Some(Duration::from_secs(60));
-        world.command(id, Command::Session { grace, push: None, deadlines: None });
+        world.command(id, Command::Session { grace, push: None, deadlines: None, process: None });
         assert_eq!(world.replies_of(id).len(), 1);
     };
     assert!(!waits(lock_command("x"), nothing));

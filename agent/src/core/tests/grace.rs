@@ -33,7 +33,8 @@ pub(super) fn ticket(frame: &Frame) -> Ticket {
 
 impl World {
     pub(super) fn ask_grace(&mut self, id: ConnectionId, grace: Duration) -> Frame {
-        let command = Command::Session { grace: Some(grace), push: None, deadlines: None };
+        let command =
+            Command::Session { grace: Some(grace), push: None, deadlines: None, process: None };
         self.command(id, command);
         self.replies_of(id).remove(0)
     }
@@ -75,6 +76,32 @@ impl World {
 }
 
 #[test]
+fn the_death_of_a_watched_process_ends_the_grace() {
+    for noticed_first in [true, false] {
+        let mut world = World::new();
+        let (a, _) = world.graced();
+        world.lock(a, "x");
+        if noticed_first {
+            world.die(a);
+            world.close(a);
+        } else {
+            world.close(a);
+            world.die(a);
+        }
+        assert!(world.holders("x").is_empty());
+        assert!(world.core.sessions.is_empty() && world.core.is_idle() && world.past.is_empty());
+    }
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    world.lock(a, "x");
+    world.close(a);
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &ticket);
+    world.die(a);
+    assert!(!world.holders("x").is_empty(), "another process has resumed the session");
+}
+
+#[test]
 fn a_resumed_session_has_the_holds_of_its_broken_connection() {
     let mut world = World::new();
     let (a, ticket) = world.graced();
@@ -94,7 +121,15 @@ fn a_resumed_session_has_the_holds_of_its_broken_connection() {
     world.unlock(b, "x");
     world.unlock(b, "x");
     assert_eq!(world.short_replies(b), ["1", "0"]);
-    world.command(b, Command::Session { grace: Some(Duration::ZERO), push: None, deadlines: None });
+    world.command(
+        b,
+        Command::Session {
+            grace: Some(Duration::ZERO),
+            push: None,
+            deadlines: None,
+            process: None,
+        },
+    );
     world.close(b);
     assert!(world.core.sessions.is_empty() && world.core.is_idle() && world.past.is_empty());
     assert_eq!(world.core.next_deadline(), None);
@@ -563,7 +598,10 @@ fn an_events_command_on_a_closed_connection_does_not_consume_events() {
 fn a_resumed_session_does_not_inherit_the_deadlines_setting() {
     let mut world = World::new();
     let (a, ticket) = world.graced();
-    world.command(a, Command::Session { grace: None, push: None, deadlines: Some(true) });
+    world.command(
+        a,
+        Command::Session { grace: None, push: None, deadlines: Some(true), process: None },
+    );
     world.lock(a, "x");
     world.pass(LEASE);
     assert!(world.events(a).iter().all(|event| event.starts_with("valid x lock")));
@@ -627,12 +665,18 @@ fn jeopardy_is_reported_again_to_a_resumed_session() {
     world.resume(b, &ticket);
     world.replies.clear();
     assert_eq!(jeopardy(world.events(b)), both);
-    world.command(b, Command::Session { grace: None, push: Some(true), deadlines: None });
+    world.command(
+        b,
+        Command::Session { grace: None, push: Some(true), deadlines: None, process: None },
+    );
     assert_eq!(
         jeopardy(world.events(b)),
         both,
         "jeopardy is reported again when pushes are enabled"
     );
-    world.command(b, Command::Session { grace: None, push: Some(true), deadlines: None });
+    world.command(
+        b,
+        Command::Session { grace: None, push: Some(true), deadlines: None, process: None },
+    );
     assert_eq!(world.events(b), Vec::<String>::new());
 }

@@ -114,7 +114,10 @@ fn a_session_that_disconnects_before_its_grace_is_refused_ends() {
         world.lock(a, "x");
         world.lock(next, "x");
         world.disk = Disk::Slow;
-        world.command(a, Command::Session { grace: Some(GRACE), push: None, deadlines: None });
+        world.command(
+            a,
+            Command::Session { grace: Some(GRACE), push: None, deadlines: None, process: None },
+        );
         world.close(a);
         assert_eq!(world.core.gauges().away_sessions, 1);
         world.pass(Duration::from_secs(1));

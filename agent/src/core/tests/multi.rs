@@ -334,7 +334,7 @@ fn mlock_acquires_a_lock_again_that_is_lost_before_the_grant() {
 fn waiting_for_the_last_one(world: &mut World) -> ConnectionId {
     let a = world.open();
     let (push, deadlines, grace) = (None, Some(true), None);
-    world.command(a, Command::Session { grace, push, deadlines });
+    world.command(a, Command::Session { grace, push, deadlines, process: None });
     world.replies_of(a);
     let all: Vec<_> = (0..40).map(|member| format!("x{member}")).collect();
     mlock(world, a, &format!("{} z", all.join(" ")));

@@ -240,7 +240,7 @@ fn resume_waits_for_an_extend_in_flight() {
     let mut world = three(1);
     let a = world.open(0);
     let grace = Some(ms(60_000));
-    world.command(0, a, Command::Session { grace, push: None, deadlines: None });
+    world.command(0, a, Command::Session { grace, push: None, deadlines: None, process: None });
     let (session, secret) = ticket(&world.replies_of(0, a).remove(0));
     world.command(0, a, red_lock("x", NOW, None));
     pass(&mut world, 10);

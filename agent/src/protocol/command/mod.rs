@@ -48,6 +48,8 @@ pub enum Command {
         push: Option<bool>,
         /// Every renewal is reported as an event.
         deadlines: Option<bool>,
+        /// Its grace ends with the process that opened the connection.
+        process: Option<bool>,
     },
     /// Resumes a session whose connection was lost.
     Resume {

@@ -28,7 +28,7 @@ const EXTEND: &str = "EXTEND name ms [KIND kind] [OWNER n] [IN session]";
 const HOLDS: &str = "HOLDS";
 const LOCKS: &str = "LOCKS [MATCH glob] [CURSOR c] [COUNT n]";
 const SHOW: &str = "SHOW name";
-const SESSION: &str = "SESSION [GRACE ms] [PUSH on|off] [DEADLINES on|off]";
+const SESSION: &str = "SESSION [GRACE ms] [PUSH on|off] [DEADLINES on|off] [PROCESS on|off]";
 const RESUME: &str = "RESUME id secret";
 const EVENTS: &str = "EVENTS id secret [WAIT ms]";
 const CANCEL: &str = "CANCEL id secret [OWNER n]";
@@ -169,7 +169,7 @@ fn locks(args: Args<'_>) -> Parsed<Command> {
 
 fn session(args: Args<'_>, protocol: Protocol) -> Parsed<Command> {
     let mut options = Options::new(args, 1, SESSION);
-    let (mut grace, mut push, mut deadlines) = (None, None, None);
+    let (mut grace, mut push, mut deadlines, mut process) = (None, None, None, None);
     while let Some(word) = options.next() {
         match word.as_slice() {
             b"GRACE" => {
@@ -179,6 +179,7 @@ fn session(args: Args<'_>, protocol: Protocol) -> Parsed<Command> {
             }
             b"PUSH" => push = Some(options.switch("PUSH")?),
             b"DEADLINES" => deadlines = Some(options.switch("DEADLINES")?),
+            b"PROCESS" => process = Some(options.switch("PROCESS")?),
             other => return Err(options.unknown(other)),
         }
     }
@@ -187,7 +188,7 @@ fn session(args: Args<'_>, protocol: Protocol) -> Parsed<Command> {
             "PUSH on needs RESP3, and this connection uses RESP2: send HELLO 3 first, or poll with EVENTS",
         ));
     }
-    Ok(Command::Session { grace, push, deadlines })
+    Ok(Command::Session { grace, push, deadlines, process })
 }
 
 fn events(args: Args<'_>) -> Parsed<Command> {

@@ -22,6 +22,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::core::{Input, PIPELINE, PUSHES};
@@ -30,7 +31,7 @@ use crate::protocol::command::{self, Command};
 use crate::protocol::resp::{Decoder, Frame, Outgoing, Protocol};
 use crate::server::handshake::{self, AgentInfo, ClientState, ConnectionInfo};
 use crate::server::peer;
-use crate::server::process::{Processes, Watch};
+use crate::server::process::{Process, Processes, Watch};
 use crate::thread_time::ThreadTime;
 use crate::types::ConnectionId;
 use buffers::Share;
@@ -91,6 +92,7 @@ pub async fn serve(stream: UnixStream, connection: ConnectionId, shared: Arc<Sha
         stream: &stream,
         id: connection,
         shared: &shared,
+        process: process.clone(),
         disconnect,
         replies,
         client: ClientState::default(),
@@ -117,6 +119,7 @@ struct Connection<'a, Gone> {
     stream: &'a UnixStream,
     id: ConnectionId,
     shared: &'a Shared,
+    process: Option<Arc<Process>>,
     /// Resolves when the worker disconnects or the agent stops.
     disconnect: Pin<&'a mut Gone>,
     replies: mpsc::Receiver<Outgoing>,
@@ -271,10 +274,37 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         let command = command::parse(args, before);
         self.input.consume(consumed);
         match command {
-            Ok(command) => self.send(command, consumed)?,
+            Ok(command) => {
+                if let Command::Session { process: Some(on), .. } = &command {
+                    self.watch_process(*on)?;
+                }
+                self.send(command, consumed)?;
+            }
             Err(refusal) => self.reply(Outgoing::Reply(refusal), consumed)?,
         }
         Ok(true)
+    }
+
+    /// Has the session's grace end with the worker's process, even once the connection has closed, or no longer.
+    fn watch_process(&mut self, on: bool) -> Result<(), Closed> {
+        let watch = self.process.as_ref().filter(|_| on).map(|process| {
+            let (keep, kept) = oneshot::channel();
+            let (process, core, connection) =
+                (Arc::clone(process), self.shared.core.clone(), self.id);
+            let stop = self.shared.stop.clone();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = process.died() => {
+                        // Fails only if the core has ended, and its sessions with it.
+                        core.send(Input::Died(connection)).await.ok();
+                    }
+                    _ended = kept => {}
+                    () = stop.cancelled() => {}
+                }
+            });
+            keep
+        });
+        self.notify_core(Input::Watched(self.id, watch))
     }
 
     /// Writes a reply directly if no earlier command is unanswered; otherwise queues it behind them in the core. `bytes`: those of

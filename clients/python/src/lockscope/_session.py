@@ -33,6 +33,8 @@ SHORTEST_PAUSE = 0.05
 #: The time for which a close waits for the agent.
 CLOSE_LIMIT = 1.0
 CLOSED = "this Agent is closed"
+#: The options of a session. Its grace ends with this process, since nothing else knows its secret.
+_OPTIONS = ("PUSH", "on", "PROCESS", "on")
 
 _log = logging.getLogger("lockscope")
 
@@ -474,10 +476,10 @@ class Session:
                     if error.code != "UNAVAILABLE" or not self._grace:
                         raise
                     # An agent without a journal grants locks but no grace.
-                    ticket = await connection.call("SESSION", "PUSH", "on", limit=limit())
+                    ticket = await connection.call("SESSION", *_OPTIONS, limit=limit())
             else:
                 ticket = await connection.call("RESUME", self._id, self._secret, limit=limit())
-                await connection.call("SESSION", "PUSH", "on", limit=limit())
+                await connection.call("SESSION", *_OPTIONS, limit=limit())
             await greeted
         except BaseException as error:
             connection.abort()
@@ -492,7 +494,7 @@ class Session:
         self._take_over(ticket.get("holds", []))
 
     def _session_words(self) -> Tuple[Word, ...]:
-        return ("SESSION", "GRACE", _ms(self._grace), "PUSH", "on") if self._grace else ("SESSION", "PUSH", "on")
+        return ("SESSION", "GRACE", _ms(self._grace), *_OPTIONS) if self._grace else ("SESSION", *_OPTIONS)
 
     def _take_over(self, rows: List[Dict[str, Any]]) -> None:
         """Compare the grants with the agent's list of this session's holds."""

@@ -42,7 +42,8 @@ impl Simulation {
         if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
             session.grace = grace;
         }
-        let command = Command::Session { grace: Some(grace), push: None, deadlines: None };
+        let command =
+            Command::Session { grace: Some(grace), push: None, deadlines: None, process: None };
         self.send_command(host, id, Pending::Grace, command);
     }
 

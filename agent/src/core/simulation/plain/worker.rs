@@ -41,7 +41,12 @@ impl Simulation {
         let resp3 = !self.rng.one_in(4);
         self.after(10, Event::Input { host, run, input: Input::Opened(id, resp3) });
         if resp3 {
-            let command = Command::Session { grace: None, push: Some(true), deadlines: Some(true) };
+            let command = Command::Session {
+                grace: None,
+                push: Some(true),
+                deadlines: Some(true),
+                process: None,
+            };
             self.send_command(host, id, Pending::Other, command);
         }
         if self.contention.is_none() && self.rng.one_in(3) {

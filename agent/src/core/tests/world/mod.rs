@@ -245,6 +245,12 @@ impl World {
         self.work();
     }
 
+    /// Reports the death of a session's watched process.
+    pub(super) fn die(&mut self, id: ConnectionId) {
+        self.core.on_died(self.now, id);
+        self.work();
+    }
+
     pub(super) fn command(&mut self, id: ConnectionId, command: Command) {
         self.core.on_command(self.now, id, command);
         self.work();

@@ -65,8 +65,13 @@ fn all_other_commands_are_parsed() {
     let list = ListRequest { pattern: Some(b"x*".to_vec()), cursor: 12, count: 5 };
     assert_eq!(read("LOCKS MATCH x* CURSOR 12 COUNT 5"), Ok(Command::Locks(list)));
     assert_eq!(
-        read("SESSION PUSH off DEADLINES ON"),
-        Ok(Command::Session { grace: None, push: Some(false), deadlines: Some(true) })
+        read("SESSION PUSH off DEADLINES ON PROCESS on"),
+        Ok(Command::Session {
+            grace: None,
+            push: Some(false),
+            deadlines: Some(true),
+            process: Some(true)
+        })
     );
     assert_eq!(
         read("EVENTS s k WAIT 10"),
@@ -84,7 +89,7 @@ fn all_other_commands_are_parsed() {
 
 #[test]
 fn pushes_need_resp3() {
-    let on = Ok(Command::Session { grace: None, push: Some(true), deadlines: None });
+    let on = Ok(Command::Session { grace: None, push: Some(true), deadlines: None, process: None });
     assert_eq!(with_args("SESSION PUSH on", |args| parse(args, Protocol::Resp3)), on);
     assert!(read("SESSION PUSH on").unwrap_err().starts_with("SYNTAX PUSH on needs RESP3"));
 }

@@ -184,13 +184,14 @@ final class Link implements Connection.Listener {
         }
         if (!id.isEmpty()) {
             var ticket = remember(fresh.call(interruption, "RESUME", id, secret));
-            fresh.call(interruption, "SESSION", "PUSH", "on");
+            fresh.call(interruption, "SESSION", "PUSH", "on", "PROCESS", "on");
             return ticket;
         }
         if (grace > 0) {
             try {
+                // With PROCESS the grace ends with this process, since nothing else knows the secret.
                 long millis = TimeUnit.NANOSECONDS.toMillis(grace);
-                return remember(fresh.call(interruption, "SESSION", "GRACE", millis, "PUSH", "on"));
+                return remember(fresh.call(interruption, "SESSION", "GRACE", millis, "PUSH", "on", "PROCESS", "on"));
             } catch (Failure failure) {
                 // An agent without a journal grants locks but no grace.
                 if (!failure.code().equals("UNAVAILABLE")) {
