@@ -101,7 +101,8 @@ const verbs = {
   async graced(_, ms) {
     const other = new Agent({ grace: Number(ms) });
     try {
-      await (await other.lock("graced")).release();
+      await other.withLock("graced", (hold) => hold.check());
+      await other.withLock("graced", { wait: 60_000 }, (hold) => hold.check());
     } finally {
       await other.close();
     }

@@ -33,6 +33,7 @@ interface Locks {
   tryLock(name: string, options?: Omit<LockOptions, "wait">): Promise<Hold | null>;
   /** Runs `work` under the lock and releases it. Rejects with `LockLostError` if the lock was lost meanwhile. */
   withLock<T>(name: string, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
+  withLock<T>(name: string, work: (hold: Hold) => T | Promise<T>): Promise<T>;
 }
 
 /** The agent of this host. Each of its calls is made by a new owner. It connects when it acquires the first lock. */
@@ -44,6 +45,7 @@ export class Agent implements Locks, AsyncDisposable {
   lockAll(names: Iterable<string>, options?: LockOptions): Promise<Holds>;
   tryLock(name: string, options?: Omit<LockOptions, "wait">): Promise<Hold | null>;
   withLock<T>(name: string, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
+  withLock<T>(name: string, work: (hold: Hold) => T | Promise<T>): Promise<T>;
   /** Releases everything and closes the connections. */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -56,6 +58,7 @@ export class Owner implements Locks {
   lockAll(names: Iterable<string>, options?: LockOptions): Promise<Holds>;
   tryLock(name: string, options?: Omit<LockOptions, "wait">): Promise<Hold | null>;
   withLock<T>(name: string, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
+  withLock<T>(name: string, work: (hold: Hold) => T | Promise<T>): Promise<T>;
 }
 
 /** One acquisition of a lock. */

@@ -166,7 +166,9 @@ export class Owner {
     }
   }
 
-  async withLock(name, options, work) {
+  async withLock(name, ...rest) {
+    const [options, work] = rest.length > 1 ? rest : [{}, ...rest];
+    if (typeof work !== "function") throw new TypeError("expected withLock(name, options, work) or withLock(name, work)");
     const hold = await this.lock(name, options);
     let result;
     try {
@@ -211,8 +213,8 @@ export class Agent {
     return this.owner().tryLock(name, options);
   }
 
-  withLock(name, options, work) {
-    return this.owner().withLock(name, options, work);
+  withLock(name, ...rest) {
+    return this.owner().withLock(name, ...rest);
   }
 
   async close() {
