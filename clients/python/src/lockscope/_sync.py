@@ -92,8 +92,9 @@ class _Engine:
 
     def __init__(self, path: str, grace: float) -> None:
         self.pid = os.getpid()
-        # A poll selector has no state in the kernel that a forked child could disturb.
-        self._loop = asyncio.SelectorEventLoop(selectors.PollSelector())
+        # A poll selector has no state in the kernel that a forked child could disturb. Eventlet removes it.
+        selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
+        self._loop = asyncio.SelectorEventLoop(selector)
         self.agent = aio.Agent(path, grace=grace)
         self._thread = threading.Thread(target=_serve, args=(self._loop,), name="lockscope", daemon=True)
         self.closed = False
