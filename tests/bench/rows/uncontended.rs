@@ -76,13 +76,18 @@ pub(super) async fn own_locks(stage: Stage) -> Result<Vec<Round>> {
             };
             run((0..OWN_WORKERS).map(plan).collect::<Result<_>>()?, time)
         });
-        round.figure("bare pairs", PAIRS, bare.await?);
+        let bare = bare.await?;
+        round.figure("bare pairs", PAIRS, bare);
         let plans = workers(&stage.agent, OWN_WORKERS, |worker| format!("bench:agent:{worker}"))?;
         let ours = blocking(move || run(plans, time)).await?;
         round.figure("lockscope-agent", PAIRS, ours);
         let socket = stage.agent.socket();
         let shared = blocking(move || one_connection(&socket, time)).await?;
         round.figure("the same, one connection", PAIRS, shared);
+        let wanted = "pairs ≥ 1.2 × bare";
+        round.target(wanted, "times", ours / bare, Bound::AtLeast(1.2));
+        let wanted = "on one connection, too";
+        round.target(wanted, "times", shared / bare, Bound::AtLeast(1.2));
         let mut best: f64 = 0.0;
         for peer in &stage.peers {
             let figures = peer.measure(&mut round, Task::Own, port, OWN_WORKERS, time).await?;
