@@ -28,7 +28,7 @@ endef
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
-.PHONY: help toolchain demo run screenshots test chaos package sbom package-test container-test soak interop upgrade redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help toolchain demo run screenshots test chaos package sbom package-test container-test soak interop upgrade redisson-tests recordings openapi bench check fmt doc deps advisories bench-decoder fuzz
 
 toolchain:
 	@tests/check-toolchain
@@ -119,6 +119,10 @@ recordings: $(patsubst %,$(BED)/target/%/classpath,$(REDISSON)) ## Records the M
 	@tests/install-missing cc redis-server
 	$(CARGO) run --locked --quiet -p lockscope-tests --features interop --bin recordings -- $(REDISSON)
 	LOCKSCOPE_RECORD=1 $(CARGO) test --locked --workspace --test e2e -- scripts::servers
+
+openapi: toolchain ## Updates the description of the dashboard's API after a change of it
+	@tests/install-missing cc
+	LOCKSCOPE_RECORD=1 $(CARGO) test --locked --workspace --lib -- openapi::description
 
 # Maven accesses the network only for what it has not fetched yet.
 $(BED)/target/%/classpath: $(BED)/pom.xml $(wildcard $(BED)/src/main/java/bed/*.java)

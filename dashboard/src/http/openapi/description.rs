@@ -1,22 +1,23 @@
-//! The description of the API, derived from its handlers and types.
+//! Derives the description of the API from its handlers and types.
 
-use std::sync::LazyLock;
+use std::path::Path;
 
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use utoipa::OpenApi;
 
-use super::actions::{self, acknowledge, incident_api, release, watch};
-use super::error::ProblemJson;
-use super::live::stream;
-use super::{api, history_api, lists, trace};
+use super::JSON;
+use crate::http::actions::{self, acknowledge, incident_api, release, watch};
+use crate::http::error::ProblemJson;
+use crate::http::live::stream;
+use crate::http::{api, history_api, lists, trace};
+use crate::model::types::{Certainty, Ending, ProblemKind, Source, State};
 use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 use crate::query::{Listed, LockRow};
+use crate::sources::view::SourceState;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -53,14 +54,6 @@ use crate::query::{Listed, LockRow};
     components(schemas(ProblemJson<'_>)),
 )]
 struct Description;
-
-// OpenAPI's format registry uses the name `uint32`, and utoipa uses `u-int32`.
-static JSON: LazyLock<String> =
-    LazyLock::new(|| description().to_string().replace("\"u-int", "\"uint"));
-
-pub(super) async fn openapi() -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], JSON.as_str()).into_response()
-}
 
 /// Returns the derived description, with the rules that apply to all operations.
 fn description() -> Value {
@@ -176,51 +169,61 @@ fn is_nullable(schema: &Value) -> bool {
     has_null(schema) || alternatives.into_iter().any(has_null)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::types::{Certainty, Ending, ProblemKind, Source, State};
-    use crate::sources::view::SourceState;
+/// Returns the text of the description as it is stored.
+fn stored_text() -> String {
+    // OpenAPI's format registry uses the name `uint32`, and utoipa uses `u-int32`.
+    format!("{:#}\n", description()).replace("\"u-int", "\"uint")
+}
 
-    #[test]
-    fn enums_have_the_words_that_are_used() {
-        let api = description();
-        let words = |pointer: &str| -> Vec<String> {
-            let words = api.pointer(&format!("/components/schemas/{pointer}/enum"));
-            let words = words.and_then(Value::as_array).unwrap_or_else(|| panic!("{pointer}"));
-            let words = words.iter().filter_map(Value::as_str).map(str::to_owned);
-            let mut words: Vec<String> = words.collect();
-            words.sort_unstable();
-            words
-        };
-        let sorted = |mut words: Vec<&'static str>| {
-            words.sort_unstable();
-            words
-        };
-        let certainties = [Certainty::Certain, Certainty::Suspected].map(Certainty::as_str);
-        let states = [State::Held, State::Free, State::Unknown].map(State::as_str);
-        let endings = Ending::ALL.map(Ending::as_str).into_iter().chain(["unseen"]);
-        for (pointer, expected) in [
-            ("ProblemKind", ProblemKind::ALL.map(ProblemKind::as_str).to_vec()),
-            ("Certainty", certainties.to_vec()),
-            ("LockState", states.to_vec()),
-            ("SourceWord", Source::ALL.map(Source::as_str).to_vec()),
-            ("SourceState", SourceState::ALL.map(SourceState::as_str).to_vec()),
-            ("PastHold/properties/ended", endings.collect()),
-        ] {
-            assert_eq!(words(pointer), sorted(expected), "{pointer}");
-        }
+#[test]
+fn the_stored_description_is_that_of_the_handlers_and_types() {
+    let text = stored_text();
+    if std::env::var_os("LOCKSCOPE_RECORD").is_some() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/openapi.json");
+        std::fs::write(file, text).unwrap();
+        return;
     }
+    assert!(text == JSON, "docs/reference/openapi.json is outdated: run `make openapi`");
+}
 
-    #[test]
-    fn every_reference_has_its_schema() {
-        let api = description();
-        let text = api.to_string();
-        let references = text.split("\"#/components/schemas/").skip(1);
-        let names: Vec<&str> = references.filter_map(|rest| rest.split('"').next()).collect();
-        assert!(names.len() > 100, "{names:?}");
-        for name in names {
-            assert!(api["components"]["schemas"].get(name).is_some(), "{name}");
-        }
+#[test]
+fn enums_have_the_words_that_are_used() {
+    let api = description();
+    let words = |pointer: &str| -> Vec<String> {
+        let words = api.pointer(&format!("/components/schemas/{pointer}/enum"));
+        let words = words.and_then(Value::as_array).unwrap_or_else(|| panic!("{pointer}"));
+        let words = words.iter().filter_map(Value::as_str).map(str::to_owned);
+        let mut words: Vec<String> = words.collect();
+        words.sort_unstable();
+        words
+    };
+    let sorted = |mut words: Vec<&'static str>| {
+        words.sort_unstable();
+        words
+    };
+    let certainties = [Certainty::Certain, Certainty::Suspected].map(Certainty::as_str);
+    let states = [State::Held, State::Free, State::Unknown].map(State::as_str);
+    let endings = Ending::ALL.map(Ending::as_str).into_iter().chain(["unseen"]);
+    for (pointer, expected) in [
+        ("ProblemKind", ProblemKind::ALL.map(ProblemKind::as_str).to_vec()),
+        ("Certainty", certainties.to_vec()),
+        ("LockState", states.to_vec()),
+        ("SourceWord", Source::ALL.map(Source::as_str).to_vec()),
+        ("SourceState", SourceState::ALL.map(SourceState::as_str).to_vec()),
+        ("PastHold/properties/ended", endings.collect()),
+    ] {
+        assert_eq!(words(pointer), sorted(expected), "{pointer}");
+    }
+}
+
+#[test]
+fn every_reference_has_its_schema() {
+    let api = description();
+    let text = api.to_string();
+    let references = text.split("\"#/components/schemas/").skip(1);
+    let names: Vec<&str> = references.filter_map(|rest| rest.split('"').next()).collect();
+    assert!(names.len() > 100, "{names:?}");
+    for name in names {
+        assert!(api["components"]["schemas"].get(name).is_some(), "{name}");
     }
 }
