@@ -98,6 +98,9 @@ fn router(sources: Sources) -> Router {
 }
 
 fn readiness(status: &Status) -> Readiness {
+    if let Some(awaited) = &status.awaited {
+        return Readiness::NotReady(vec![format!("the agent has not started: {awaited}")]);
+    }
     let mut reasons = Vec::new();
     if !status.redis_up {
         reasons.push(format!("Redis is unreachable: {}", status.detail));

@@ -14,6 +14,8 @@ use redisson::ClientId;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+/// The default state folder of an agent that may write there.
+pub(crate) const SYSTEM_FOLDER: &str = "/var/lib/lockscope";
 const FILE: &str = "identity.json";
 /// The file that is locked while the folder is in use. It is never replaced, so its inode distinguishes the folder from a copy.
 const LOCK: &str = "lock";
@@ -205,7 +207,7 @@ fn lock(folder: &Path) -> Result<File, Unusable> {
 /// Returns the default state folder: the system's if usable, otherwise the user's.
 #[must_use]
 pub fn default_folder() -> Option<PathBuf> {
-    let system = Path::new("/var/lib/lockscope");
+    let system = Path::new(SYSTEM_FOLDER);
     let writable = |folder: &Path| rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok();
     if writable(system) || fs::DirBuilder::new().mode(0o700).create(system).is_ok() {
         return Some(system.to_owned());

@@ -15,6 +15,7 @@ pub mod policy;
 pub mod protocol;
 pub mod runtime;
 pub mod server;
+mod state;
 mod systemd;
 pub mod thread_time;
 pub mod types;
@@ -43,13 +44,14 @@ use crate::core::Input;
 use crate::identity::Identity;
 use crate::metrics::{Metrics, OldestCollector, PREFIX};
 use crate::policy::Policy;
-use crate::runtime::{Backend, ServersStart, Start};
+use crate::runtime::{Backend, Channels, ServersStart, Start};
 use crate::server::connection::{BYTES_OF_COMMAND, Buffers, Shared};
 use crate::server::file_budget::{self, FileBudget};
 use crate::server::handshake::AgentInfo;
 use crate::server::process::Processes;
 use crate::server::socket::Socket;
 use crate::server::{accept, stopped};
+use crate::state::State;
 use crate::thread_time::ThreadTime;
 
 /// The time that connections have at shutdown to write their last replies.
@@ -87,23 +89,48 @@ impl Listeners {
 pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> anyhow::Result<()> {
     let Listeners { mut socket, http } = listeners;
     let files = file_budget(config.max_sessions);
-    let folder = config.state_dir.clone().or_else(identity::default_folder);
-    let identity = Identity::load(folder.as_deref(), service_kit::clock::wall_millis() / 1000)
-        .context("the kernel provides no random bytes")?;
     let registry = Registry::new();
     let metrics = register_metrics(&config, &registry)?;
 
     // Redis is needed until the last hold has ended, long after the shutdown has begun.
     let stage = Shutdown::new();
+    let channels = Channels::default();
+    reload_policy_on_hangup(&config, &channels, &metrics, &stage)?;
+    let http_address = http.local_addr().context("cannot serve HTTP")?;
+    let http = start_http(http, &config, registry, &channels, &stage)?;
+    tokio::spawn(systemd::report_status(channels.status.subscribe(), stage.token()));
+    let loading = state::load(config.state_dir.clone(), &channels.status);
+    let Some(state) = shutdown.token().run_until_cancelled(loading).await else {
+        systemd::notify(&[NotifyState::Stopping]);
+        stage.finish(FLUSH_TIMEOUT).await;
+        tracing::info!("stopped before the state folder answered");
+        return Ok(());
+    };
+    let State { identity, journal } = state?;
+
     let backend = connect(&config, &stage);
     let time = ThreadTime::start();
-    let mut core = start_core(&config, &identity, backend.clone(), time.clone(), &metrics, &stage)?;
+    let servers = ServersStart {
+        client: identity.client,
+        main: backend.clone(),
+        cluster_messages: config.cluster_messages,
+        red: config.red.clone(),
+        connect_timeout: config.connect_timeout,
+    };
+    let start = Start {
+        settings: config.core.clone(),
+        grouping: config.grouping(),
+        first_number: identity.first_number(),
+        servers,
+        drain_timeout: config.drain_timeout,
+        journal,
+        policy: read_policy(&config)?,
+        thread_time: time.clone(),
+        watchdog: sd_notify::watchdog_enabled(),
+    };
+    let mut core = runtime::start(start, channels, Arc::clone(&metrics), &stage);
     publish_holders(&config, &identity, backend, &core, &stage);
     stopped::start(core.sender(), &stage);
-    reload_policy_on_hangup(&config, &core, &metrics, &stage)?;
-    let http_address = http.local_addr().context("cannot serve HTTP")?;
-    let http = start_http(http, &config, registry, &core, &stage)?;
-    tokio::spawn(systemd::report_status(core.status(), stage.token()));
 
     let sessions = TaskTracker::new();
     let stop = CancellationToken::new();
@@ -209,45 +236,9 @@ fn connect(config: &Config, stage: &Shutdown) -> Backend {
     }
 }
 
-fn start_core(
-    config: &Config,
-    identity: &Identity,
-    main: Backend,
-    thread_time: ThreadTime,
-    metrics: &Arc<Metrics>,
-    stage: &Shutdown,
-) -> anyhow::Result<runtime::Handle> {
-    let journal = match &identity.folder {
-        Some(folder) => journal::open(folder, identity.client).map_err(|error| {
-            format!("cannot read the journal in {}: {error}", folder.path().display())
-        }),
-        None => Err("the agent has no usable state folder; see its log".to_owned()),
-    };
-    if let Err(why) = &journal {
-        tracing::warn!(why, "session grace disabled: journal unavailable");
-    }
-    let policy = match &config.policy {
-        Some(path) => Some(Policy::read(path).map_err(anyhow::Error::msg).context("--policy")?),
-        None => None,
-    };
-    let start = Start {
-        settings: config.core.clone(),
-        grouping: config.grouping(),
-        first_number: identity.first_number(),
-        servers: ServersStart {
-            client: identity.client,
-            main,
-            cluster_messages: config.cluster_messages,
-            red: config.red.clone(),
-            connect_timeout: config.connect_timeout,
-        },
-        drain_timeout: config.drain_timeout,
-        journal,
-        policy,
-        thread_time,
-        watchdog: sd_notify::watchdog_enabled(),
-    };
-    Ok(runtime::start(start, Arc::clone(metrics), stage))
+fn read_policy(config: &Config) -> anyhow::Result<Option<Policy>> {
+    let policy = config.policy.as_deref().map(Policy::read).transpose();
+    policy.map_err(anyhow::Error::msg).context("--policy")
 }
 
 /// Starts a holder registry on the main deployment and on each server of red locks.
@@ -281,13 +272,13 @@ fn start_http(
     listener: TcpListener,
     config: &Config,
     registry: Registry,
-    core: &runtime::Handle,
+    channels: &Channels,
     stage: &Shutdown,
 ) -> anyhow::Result<JoinHandle<()>> {
     let sources = http::Sources {
         registry,
-        status: core.status(),
-        core: config.http_sessions.then(|| core.sender()),
+        status: channels.status.subscribe(),
+        core: config.http_sessions.then(|| channels.sender()),
         hosts: config.http_allowed_hosts.clone(),
     };
     http::start(listener, sources, stage.token())
@@ -296,12 +287,13 @@ fn start_http(
 /// Handles SIGHUP, also without a policy, since the signal would otherwise end the agent.
 fn reload_policy_on_hangup(
     config: &Config,
-    core: &runtime::Handle,
+    channels: &Channels,
     metrics: &Arc<Metrics>,
     stage: &Shutdown,
 ) -> anyhow::Result<()> {
     let hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
-    let reload = reload_policy(config.policy.clone(), hangups, core.sender(), Arc::clone(metrics));
+    let reload =
+        reload_policy(config.policy.clone(), hangups, channels.sender(), Arc::clone(metrics));
     tokio::spawn(stage.token().run_until_cancelled_owned(reload));
     Ok(())
 }

@@ -24,6 +24,9 @@ pub(crate) async fn report_status(mut status: watch::Receiver<Status>, stop: Can
 }
 
 fn describe(status: &Status) -> String {
+    if let Some(awaited) = &status.awaited {
+        return format!("waiting: {awaited}");
+    }
     let redis = if status.redis_up { "Redis answers" } else { "Redis is unreachable" };
     let draining = if status.draining { "draining, " } else { "" };
     format!("{draining}{redis}, {} holds, {} waiting", status.holds, status.waiters)

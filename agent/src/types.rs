@@ -212,6 +212,8 @@ pub struct Refusal {
 /// A summary of the agent's health, for readiness checks, INFO and systemd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
+    /// The obstacle for which the agent serves no workers yet, as a sentence.
+    pub awaited: Option<String>,
     pub redis_up: bool,
     /// The reason why Redis is unreachable, or the server that answers.
     pub detail: String,

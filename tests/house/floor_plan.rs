@@ -42,7 +42,7 @@ const PLANS: [Plan; 5] = [
             &["collections"],
             &["identity", "protocol", "thread_time", "types"],
             &["journal", "policy", "systemd"],
-            &["core"],
+            &["core", "state"],
             &["http", "metrics"],
             &["runtime", "server"],
             &["config", "holder_registry"],

@@ -82,6 +82,30 @@ pub struct Start {
     pub watchdog: Option<Duration>,
 }
 
+/// The channels to and from the core, which exist before it starts.
+#[derive(Debug)]
+pub struct Channels {
+    inbox: mpsc::Sender<Input>,
+    from_sessions: mpsc::Receiver<Input>,
+    /// The sender of the agent's status.
+    pub status: watch::Sender<Status>,
+}
+
+impl Default for Channels {
+    fn default() -> Self {
+        let (inbox, from_sessions) = mpsc::channel(INBOX);
+        Self { inbox, from_sessions, status: watch::Sender::default() }
+    }
+}
+
+impl Channels {
+    /// Returns the channel for the workers' commands.
+    #[must_use]
+    pub fn sender(&self) -> mpsc::Sender<Input> {
+        self.inbox.clone()
+    }
+}
+
 /// A handle to a running core.
 #[derive(Debug)]
 pub struct Handle {
@@ -120,10 +144,15 @@ impl Handle {
 }
 
 /// Starts the core's task on this runtime. Its connections to Redis belong to `shutdown`, which must outlive it.
-pub fn start(start: Start, metrics: Arc<Metrics>, shutdown: &Shutdown) -> Handle {
-    let (inbox, from_sessions) = mpsc::channel(INBOX);
+pub fn start(
+    start: Start,
+    channels: Channels,
+    metrics: Arc<Metrics>,
+    shutdown: &Shutdown,
+) -> Handle {
+    let Channels { inbox, from_sessions, status: status_sender } = channels;
+    let status = status_sender.subscribe();
     let (drain, drained) = oneshot::channel();
-    let (status_sender, status) = watch::channel(Status::default());
     let (done_sender, done) = oneshot::channel();
     let (drain_timeout, client) = (start.drain_timeout, start.servers.client);
     let timeout = start.settings.response_timeout;

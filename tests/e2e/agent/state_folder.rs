@@ -133,3 +133,65 @@ async fn with_a_full_state_folder_graced_sessions_get_no_locks_until_there_is_ro
     .await;
     Ok(())
 }
+
+/// Opening a named pipe blocks until somebody writes to it, like a file on a mount that does not answer.
+#[tokio::test]
+async fn an_agent_reports_that_it_waits_for_its_state_folder_and_starts_once_that_answers()
+-> Result<()> {
+    let redis = RedisServer::start().await?;
+    let folder = tempfile::Builder::new().prefix("lockscope-stand-").tempdir()?;
+    let state = folder.path().join("state");
+    std::fs::create_dir(&state)?;
+    let journal = state.join("journal");
+    let made = process::command(Path::new("/usr/bin/mkfifo")).arg(&journal).status()?;
+    ensure!(made.success(), "{made}");
+
+    let (mut agent, _) = waiting_agent(folder.path(), &redis, &state).await?;
+    agent.terminate()?;
+    let ended = agent.end().await;
+    ensure!(ended.success() && agent.log().contains("before the state folder answered"));
+
+    let (agent, http) = waiting_agent(folder.path(), &redis, &state).await?;
+    // The agent reads an empty journal.
+    drop(std::fs::OpenOptions::new().write(true).open(&journal)?);
+    eventually("the agent to be ready", async || {
+        let ready = http::get(http, "/readyz").await?;
+        ensure!(ready.status == 200, "{}", ready.body);
+        Ok(())
+    })
+    .await;
+    ensure!(agent.log().contains("the state folder answers"), "{}", agent.log());
+    let mut worker = Client::unix(&folder.path().join("agent.sock")).await?;
+    worker.call("SESSION GRACE 5000").await?.ok()?;
+    lock(&mut worker, "LOCK a").await?;
+    ensure!(std::fs::metadata(&journal)?.is_file(), "the journal is written");
+    Ok(())
+}
+
+/// Starts an agent whose state folder does not answer. Returns it with its HTTP port once its log and `/readyz` say so.
+async fn waiting_agent(folder: &Path, redis: &RedisServer, state: &Path) -> Result<(Process, u16)> {
+    for attempt in 0..20 {
+        let port = random_port();
+        let command = agent::command(folder, &redis.url(), port, &[])?;
+        let log = folder.join(format!("agent-{port}-{attempt}.log"));
+        let mut process = Process::spawn("lockscope-agent", command, &log, None)?;
+        let waits = eventually("the agent to report that it waits, or to end", async || {
+            if process.ended()?.is_some() {
+                return Ok(false);
+            }
+            let ready = http::get(port, "/readyz").await?;
+            let why = format!("the state folder {} does not answer", state.display());
+            ensure!(ready.status == 503 && ready.body.contains(&why), "{}", ready.body);
+            Ok(true)
+        })
+        .await;
+        if waits {
+            let log = process.log();
+            let path = state.display().to_string();
+            ensure!(log.contains("the state folder does not answer") && log.contains(&path));
+            return Ok((process, port));
+        }
+        ensure!(process.log().contains("in use"), "{}", process.log());
+    }
+    anyhow::bail!("no port is free")
+}
