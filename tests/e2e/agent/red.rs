@@ -464,3 +464,41 @@ async fn a_restarted_agent_reports_that_red_holds_did_not_outlive_it() -> Result
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "the agent was restarted");
     Ok(())
 }
+
+/// A journal with another boot id is what an agent finds after its host has rebooted.
+#[tokio::test]
+async fn the_red_locks_of_a_host_that_rebooted_are_free_at_once() -> Result<()> {
+    // Nothing else would free them within the time of this test.
+    let mut red = Red::with(3, &["--lease", "1h"]).await?;
+    let mut worker = red.agent.client().await?;
+    worker.call("SESSION GRACE 600000").await?.ok()?;
+    lock(&mut worker, "LOCK a KIND red").await?;
+    lock(&mut worker, "LOCK b KIND red LEASE 3600000").await?;
+    for name in ["a", "b"] {
+        red.until_standing(name, 3).await;
+    }
+    // A server that is down then is asked until it answers.
+    red.servers[0].process().freeze().await?;
+    red.agent.process().kill()?;
+    let journal = red.agent.folder().join("state/journal");
+    let written = std::fs::read_to_string(&journal)?;
+    let (head, records) = written.split_once('\n').context("the journal has no first line")?;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    ensure!(head.contains(boot.trim()), "{head}");
+    std::fs::write(&journal, format!("{}\n{records}", head.replace(boot.trim(), "earlier")))?;
+    red.agent.restart().await?;
+    for server in [1, 2, 0] {
+        if server == 0 {
+            red.servers[0].process().thaw()?;
+        }
+        eventually("the server to release both locks", async || {
+            let exists = red.servers[server].client().await?.call("EXISTS a b").await?;
+            ensure!(exists == Reply::Int(0), "{exists}");
+            Ok(())
+        })
+        .await;
+    }
+    let mut worker = red.agent.client().await?;
+    lock(&mut worker, "LOCK a KIND red WAIT 60000").await?;
+    Ok(())
+}

@@ -88,12 +88,16 @@ impl Core {
         }
         for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
             self.journal.remember([number]);
-            self.begin_leaving(&name, kind);
             let after = match after {
                 // An earlier run may have renewed it until just now.
                 Moment::NEVER => lease.valid_until(self.now),
                 after => after,
             };
+            if kind == Kind::Red {
+                self.undo_earlier_red(name, number, after);
+                continue;
+            }
+            self.begin_leaving(&name, kind);
             // The journal does not contain its lease, which may be long.
             let undo = Verb::Undo(Undo { after, name, kind, number });
             self.send_at(after.max(self.now), undo, Duration::MAX);

@@ -259,6 +259,8 @@ pub(in crate::core) enum NodeVerb {
         name: LockName,
         number: Number,
         valid_until: Moment,
+        /// The instant until which its former owner may rely on it.
+        after: Moment,
     },
     Renew(RenewalForm, Vec<Renewal>),
     Show {

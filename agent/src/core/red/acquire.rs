@@ -161,14 +161,9 @@ impl Core {
         self.renumber(*waiter);
         let nodes: Vec<_> = quorum.may_have_done().collect();
         let sure: Vec<_> = quorum.yes().map(|(node, _)| node).collect();
-        let undoing = Undoing {
-            name: name.clone(),
-            number: *number,
-            lease: *lease,
-            waiter: Some(*waiter),
-            wakes: false,
-        };
-        let undo = self.undo_red(undoing, &nodes, &sure);
+        let undoing =
+            Undoing { name: name.clone(), number: *number, waiter: Some(*waiter), wakes: false };
+        let undo = self.undo_red(undoing, *lease, &nodes, &sure);
         self.locks.set_undoing(*waiter, undo);
         match (quorum.last_word, undo) {
             (Some(word), Some(undo)) => self.red.set_last_word(undo, word),
@@ -245,14 +240,8 @@ impl Core {
         ghosts.sort_unstable();
         for (number, nodes) in ghosts {
             self.effects.report(Report::OutcomeKnown("undone_late"));
-            let undoing = Undoing {
-                name: attempt.name.clone(),
-                number,
-                lease: self.settings.lease,
-                waiter: None,
-                wakes: true,
-            };
-            self.undo_red(undoing, &nodes, &nodes);
+            let undoing = Undoing { name: attempt.name.clone(), number, waiter: None, wakes: true };
+            self.undo_red(undoing, self.settings.lease, &nodes, &nodes);
         }
     }
 

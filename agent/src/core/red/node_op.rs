@@ -16,6 +16,7 @@ use crate::core::ops::update::lost_end;
 use crate::core::ops::verb::{NodeOp, NodeVerb, Renewal};
 use crate::core::ops::{Failure, Op};
 use crate::core::{Core, Lane, Node, Report};
+use crate::journal::Record;
 use crate::types::Number;
 
 /// The multiple of the usual pause before a release whose outcome is decided is repeated.
@@ -167,6 +168,15 @@ impl Operation for NodeOp {
         match &self.verb {
             NodeVerb::Release { quorum, .. } => !core.red.contains(*quorum),
             _ => false,
+        }
+    }
+
+    fn records(&self) -> Vec<Record> {
+        match &self.verb {
+            NodeVerb::Release { name, number, after, .. } => {
+                vec![Record::orphan(*number, name, Kind::Red, *after)]
+            }
+            _ => Vec::new(),
         }
     }
 

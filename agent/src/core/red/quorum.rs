@@ -1,7 +1,7 @@
 //! One request to all nodes, and their answers so far.
 
 use redisson::script::LockDetails;
-use redisson::{HolderId, Lease, LockName, Moment};
+use redisson::{HolderId, LockName, Moment};
 
 use crate::core::ids::{ReplyTo, WaiterId};
 use crate::core::ops::verb::{Attempt, Ending, HoldUpdate, Look, Show};
@@ -36,7 +36,6 @@ pub(in crate::core) enum QuorumRequest {
 pub(in crate::core) struct Undoing {
     pub(in crate::core) name: LockName,
     pub(in crate::core) number: Number,
-    pub(in crate::core) lease: Lease,
     /// The waiter of the attempt.
     pub(in crate::core) waiter: Option<WaiterId>,
     /// It blocked a waiter, which then tries at once.

@@ -1,5 +1,7 @@
 //! Releases of red locks, and undos of attempts: repeated on each node until that node confirms, or the lease is over.
 
+use std::time::Duration;
+
 use redisson::script::ReleaseOutcome;
 use redisson::{Kind, Lease, LockName, Moment};
 
@@ -15,13 +17,30 @@ impl Core {
     /// majority no longer has it; the other nodes are still asked.
     pub(in crate::core) fn release_red(&mut self, at: Moment, ending: Ending) {
         let (name, number) = (ending.name.clone(), ending.number);
-        let (valid_until, longest) = (ending.valid_until, ending.longest);
+        let (valid_until, after) = (ending.valid_until, ending.relied_on_until());
+        let give_up = at.since(self.now) + self.retry_window(ending.longest);
         self.begin_leaving(&name, Kind::Red);
         let nodes = ending.nodes.clone();
-        let id = self.open_removal(QuorumRequest::Release(ending), &nodes, at);
-        for node in nodes {
-            self.release_on(node, at, id, &name, number, longest, valid_until);
-        }
+        let quorum = self.open_removal(QuorumRequest::Release(ending), &nodes, at);
+        let verb = NodeVerb::Release { quorum, name, number, valid_until, after };
+        self.release_on(&nodes, at, give_up, &verb);
+    }
+
+    /// Removes a number of an earlier run from all nodes, but not before that instant. Until they confirm that, for a short
+    /// time, the name counts as held.
+    pub(in crate::core) fn undo_earlier_red(
+        &mut self,
+        name: LockName,
+        number: Number,
+        after: Moment,
+    ) {
+        self.begin_leaving(&name, Kind::Red);
+        let (nodes, at) = ((0..self.nodes().len()).collect::<Vec<_>>(), after.max(self.now));
+        let undoing = Undoing { name: name.clone(), number, waiter: None, wakes: true };
+        let quorum = self.open_removal(QuorumRequest::Undo(undoing), &nodes, at);
+        let verb = NodeVerb::Release { quorum, name, number, valid_until: Moment::NEVER, after };
+        // The journal does not contain its lease, which may be long.
+        self.release_on(&nodes, at, Duration::MAX, &verb);
     }
 
     /// Registers the removal of a number, begun at that instant, from `nodes`. The others do not have it.
@@ -35,49 +54,51 @@ impl Core {
         self.open(quorum, at + self.settings.response_timeout)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one node's share of the operation")]
-    fn release_on(
-        &mut self,
-        node: usize,
-        at: Moment,
-        quorum: OpId,
-        name: &LockName,
-        number: Number,
-        lease: Lease,
-        valid_until: Moment,
-    ) {
-        let verb = NodeVerb::Release { quorum, name: name.clone(), number, valid_until };
-        let give_up = at.since(self.now) + self.retry_window(lease);
-        self.send_at(at, Verb::Node(NodeOp { node, verb }), give_up);
+    fn release_on(&mut self, nodes: &[usize], at: Moment, give_up: Duration, verb: &NodeVerb) {
+        for node in nodes {
+            let op = NodeOp { node: *node, verb: verb.clone() };
+            self.send_at(at, Verb::Node(op), give_up);
+        }
     }
 
-    /// Removes a number that nobody holds from `nodes`. Until those in `sure`, which have it, confirm the removal, the
-    /// name counts as held. Returns `None` if `sure` is empty.
+    /// Removes a number that nobody holds, and that had this lease, from `nodes`. Until those in `sure`, which have it,
+    /// confirm the removal, the name counts as held. Returns `None` if `sure` is empty.
     pub(super) fn undo_red(
         &mut self,
         undoing: Undoing,
+        lease: Lease,
         nodes: &[usize],
         sure: &[usize],
     ) -> Option<OpId> {
-        let Undoing { name, number, lease, .. } = &undoing;
-        let (name, number, lease) = (name.clone(), *number, *lease);
-        let id = if sure.is_empty() {
+        let (name, number) = (undoing.name.clone(), undoing.number);
+        let quorum = if sure.is_empty() {
             // Nobody waits for their outcome.
             self.ops.draw_id()
         } else {
             self.begin_leaving(&name, Kind::Red);
             self.open_removal(QuorumRequest::Undo(undoing), sure, self.now)
         };
-        for node in nodes {
-            self.release_on(*node, self.now, id, &name, number, lease, Moment::NEVER);
-        }
-        (!sure.is_empty()).then_some(id)
+        self.undo_on(nodes, quorum, name, number, lease);
+        (!sure.is_empty()).then_some(quorum)
+    }
+
+    fn undo_on(
+        &mut self,
+        nodes: &[usize],
+        quorum: OpId,
+        name: LockName,
+        number: Number,
+        lease: Lease,
+    ) {
+        let (valid_until, after) = (Moment::NEVER, Moment::default());
+        let verb = NodeVerb::Release { quorum, name, number, valid_until, after };
+        self.release_on(nodes, self.now, self.retry_window(lease), &verb);
     }
 
     /// Removes from one node a number that was set there after its hold had ended.
     pub(super) fn remove_from(&mut self, node: usize, name: &LockName, number: Number) {
         let id = self.ops.draw_id();
-        self.release_on(node, self.now, id, name, number, self.settings.lease, Moment::NEVER);
+        self.undo_on(&[node], id, name.clone(), number, self.settings.lease);
     }
 
     /// Handles one node's answer to a release.
@@ -127,7 +148,11 @@ impl Core {
         let unconfirmed = quorum.awaited().next().is_some();
         let troubles = self.errors_of(&quorum);
         let (request, word) = (quorum.request, quorum.last_word);
-        let QuorumRequest::Undo(Undoing { name, waiter, wakes, .. }) = request else { return };
+        let QuorumRequest::Undo(Undoing { name, number, waiter, wakes }) = request else { return };
+        // One of an attempt may be on servers that this operation does not cover.
+        if waiter.is_none() && !unconfirmed {
+            self.journal_gone(number);
+        }
         if let Some(waiter) = waiter {
             self.locks.set_undoing(waiter, None);
         }
