@@ -28,9 +28,14 @@ impl Model {
         }
         for event in &traffic.events {
             let effect = Effect::Event(Source::Monitor, event.action.as_str());
-            self.effects.push((scope_id, effect));
+            let observed_by = scope_id;
             let scope_id = self.home(scope_id, &event.lock);
             let known = self.scopes[scope_id.0].locks.contains(&event.lock);
+            if !known && event.action == monitor::Action::Removed {
+                // Any key can be removed by hand.
+                continue;
+            }
+            self.effects.push((observed_by, effect));
             if let (Some(holder), Some(monitor::Address::Tcp(address))) =
                 (event.holder, event.client)
             {
@@ -254,6 +259,7 @@ fn changes_holders(what: monitor::Action) -> bool {
             | Action::Released
             | Action::HandedOver { .. }
             | Action::ForceReleased
+            | Action::Removed
             | Action::Vanished
     )
 }

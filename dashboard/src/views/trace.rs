@@ -36,6 +36,7 @@ pub fn label(action: &Action) -> &'static str {
         Action::ReleaseFoundNothing => "release failed",
         Action::HandedOver { .. } => "hand over",
         Action::ForceReleased => "forced release",
+        Action::Removed => "removed by hand",
         Action::Vanished => "expired",
         Action::Queued { .. } => "queue",
         Action::LeftQueue => "leave queue",
@@ -83,6 +84,9 @@ pub fn sentence(action: &Action, names: &OwnerNames) -> String {
             format!("The agent passed it to {to}{} in one script.", until(lease))
         }
         Action::ForceReleased => "An operator or a client released it by force.".into(),
+        Action::Removed => {
+            "A client removed the key, or the holder's field. That ended the hold, if there was one.".into()
+        }
         Action::Vanished => "The key is gone: the lease ran out.".into(),
         Action::Queued { .. } => "The waiter joined the end of the fair queue.".into(),
         Action::LeftQueue => "The waiter gave up and left the fair queue.".into(),

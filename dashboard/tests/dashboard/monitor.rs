@@ -347,3 +347,22 @@ async fn while_the_server_is_quiet_and_nobody_else_looks() {
     }
     monitors_when(&quiet, 0).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_that_are_removed_by_hand_are_released_by_force_although_no_script_showed_them() {
+    let server = RedisServer::with(&BOUNDED);
+    let mut redis = server.connect();
+    let names = ["a", "b", "c", "d"];
+    names.iter().for_each(|name| acquire(&mut redis, name, HOLDER));
+    let dashboard = watching(&server, &["--monitor", "on"]).await;
+    dashboard.listed_when("", &names).await;
+    dashboard.source_when("monitor", "on").await;
+    run::<i64>(&mut redis, &["DEL", "a", "cart:7", "b"]);
+    run::<i64>(&mut redis, &["HDEL", "c", HOLDER]);
+    run::<i64>(&mut redis, &["EXPIRE", "d", "0"]);
+    for name in names {
+        let forced = |json: &Value| json["events"].to_string().contains("released by force");
+        dashboard.json_when(&format!("/api/v1/lock?name={name}"), forced).await;
+    }
+    assert_eq!(counted(&dashboard, &event("removed")).await, 4.0, "`cart:7` was no lock");
+}

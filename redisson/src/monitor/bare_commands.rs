@@ -14,9 +14,12 @@ impl Classifier<'_> {
         }
         let lock = unit.words.get(0);
         let (holder, action) = match self.holder_change(lock) {
+            Some((holder, Action::Released)) if self.is_by_hand() => {
+                (self.only_removed(lock, holder), Action::Removed)
+            }
             Some((holder, action)) => (Some(holder), action),
             None if unit.effects().any(|effect| effect.is(Command::Del, lock)) => match self.role {
-                ServerRole::Master => (None, Action::ForceReleased),
+                ServerRole::Master => (None, Action::Removed),
                 ServerRole::Replica => (None, Action::Vanished),
             },
             None => match self.lease(lock) {
@@ -26,6 +29,21 @@ impl Classifier<'_> {
         };
         let kind = holder.and_then(|holder| holder.write.then_some(Kind::Write));
         self.emit(lock, kind, holder, action);
+    }
+
+    /// Returns whether nothing but a removal of fields was sent to a master: a client that releases a lock also lowers its
+    /// count, or tells the waiters.
+    fn is_by_hand(&self) -> bool {
+        self.role == ServerRole::Master
+            && self.unit.effects().all(|effect| effect.command == Command::HDel)
+    }
+
+    /// Returns the holder whose field was removed, unless others were removed too.
+    fn only_removed(&self, lock: &[u8], holder: HolderId) -> Option<HolderId> {
+        let mut removals = self.unit.effects().filter(|effect| effect.is(Command::HDel, lock));
+        removals
+            .all(|effect| effect.value.is_empty() && effect.holder() == Some(holder))
+            .then_some(holder)
     }
 
     /// Derives the action that bare commands performed on the lock's holders.

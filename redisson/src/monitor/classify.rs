@@ -88,7 +88,7 @@ impl Classifier<'_> {
             }
             Action::PartlyReleased | Action::Recounted { .. } => holder,
             Action::HandedOver { to, .. } => Some(to),
-            Action::ForceReleased | Action::Vanished => None,
+            Action::ForceReleased | Action::Removed | Action::Vanished => None,
             Action::Released | Action::RenewalFoundNothing | Action::ReleaseFoundNothing => {
                 before.filter(|before| Some(*before) != holder)
             }
@@ -271,6 +271,10 @@ impl Classifier<'_> {
         let effects = || self.unit.effects();
         let kind = holder.write.then_some(Kind::Write);
         if effects().any(|effect| effect.takes(lock, holder) || effect.is(Command::PTtl, lock)) {
+            let mut before = effects().take_while(|effect| !effect.takes(lock, holder));
+            if before.any(|effect| effect.is(Command::Del, lock)) {
+                self.emit_as(Certainty::Likely, lock, None, None, Action::Removed);
+            }
             self.acquire(lock, kind.or(Some(Kind::Lock)), holder);
         } else if effects().any(|effect| effect.lowers(lock)) {
             self.unlock(lock, kind, holder);

@@ -176,10 +176,12 @@ impl Decoder {
             args.next().flatten().map_or(Command::Other, |word| Command::parse(word.raw()));
         match line.source {
             Source::Lua => {
-                let ours = matches!(self.unit.from, Some(Origin::Script(..)));
+                let mut ours = matches!(self.unit.from, Some(Origin::Script(..)));
                 if ours {
                     self.unit.add(command, args);
                     self.traced.add(printed);
+                } else if self.removes_keys(&line, command, &args) {
+                    ours = self.removal(&line, command, args, printed, events);
                 }
                 self.count(ours);
             }
@@ -195,6 +197,12 @@ impl Decoder {
                         let ours = self.subscription(&line, client, command, args, events);
                         self.traced.add(printed);
                         self.traced.close(&events[first..]);
+                        self.count(ours);
+                        return;
+                    }
+                    _ if self.removes_keys(&line, command, &args) => {
+                        self.finish(events);
+                        let ours = self.removal(&line, command, args, printed, events);
                         self.count(ours);
                         return;
                     }
@@ -330,6 +338,76 @@ impl Decoder {
         ours
     }
 
+    /// Returns whether a command removes keys, no matter what they contain, and not as a part of the open unit. On a
+    /// replica, expired keys are deleted in this way.
+    fn removes_keys(&self, line: &Line<'_>, command: Command, args: &Args<'_>) -> bool {
+        // The number of ticks in a second of the clock by which the command sets an end, if it sets one.
+        let ticks = match command {
+            Command::Del | Command::Rename => None,
+            Command::Expire | Command::ExpireAt => Some(1),
+            Command::PExpire | Command::PExpireAt => Some(1_000),
+            _ => return false,
+        };
+        let mut words = args.clone().flatten().map(Arg::raw);
+        let Some(first) = words.next().filter(|_| self.role == ServerRole::Master) else {
+            return false;
+        };
+        if let Some(ticks) = ticks {
+            let is_absolute = matches!(command, Command::ExpireAt | Command::PExpireAt);
+            let now =
+                if is_absolute { line.micros().unwrap_or(0) / (1_000_000 / ticks) } else { 0 };
+            // With a condition after it, the end may not be set.
+            let Some(end) = words.next().filter(|_| words.next().is_none()) else { return false };
+            if !is_past(end, now) {
+                return false;
+            }
+        }
+        let Source::Client(client) = line.source else { return true };
+        let is_open = self.unit.is_of(line.db, client);
+        !self.unit.is_about(first) && (!is_companion(first) || command == Command::Del && !is_open)
+    }
+
+    /// Emits an event for each key that a command removes, since any may be a lock that appeared in no earlier command.
+    /// Returns whether a known lock is among them.
+    fn removal(
+        &mut self,
+        line: &Line<'_>,
+        command: Command,
+        args: Args<'_>,
+        printed: &[u8],
+        events: &mut Vec<Event>,
+    ) -> bool {
+        let Some(at_micros) = line.micros() else { return false };
+        let client = match line.source {
+            Source::Client(client) => self.role.address(client),
+            Source::Lua => None,
+        };
+        let count = if command == Command::Del { usize::MAX } else { 1 };
+        let mut any_known = false;
+        for key in args.flatten().take(count).filter(|key| !is_companion(key.raw())) {
+            self.scratch.clear();
+            let name = key.append_to(&mut self.scratch).then(|| LockName::new(&*self.scratch));
+            let Some(Ok(lock)) = name else { continue };
+            if self.known.contains(lock.as_bytes()) {
+                any_known = true;
+                self.known.record(&lock, None);
+            }
+            events.push(Event {
+                at_micros,
+                db: line.db,
+                client,
+                lock,
+                kind: None,
+                holder: None,
+                action: Action::Removed,
+                certainty: Certainty::Likely,
+            });
+            self.traced.add(printed);
+            self.traced.close(&events[events.len() - 1..]);
+        }
+        any_known
+    }
+
     /// Adds a bare command to a unit. Returns whether it concerns a lock.
     fn command(
         &mut self,
@@ -394,7 +472,7 @@ impl Decoder {
             | Command::LRem
             | Command::Publish => key.raw().starts_with(COMPANION),
             Command::Set | Command::Del | Command::PExpire | Command::PExpireAt => {
-                key.raw().starts_with(COMPANION) || is_marker(key.raw())
+                is_companion(key.raw())
             }
             _ => false,
         };
@@ -414,6 +492,17 @@ enum Subject<'a> {
 
 /// The prefix of all companion keys and channels except reader markers.
 const COMPANION: &[u8] = b"redisson_";
+
+/// Returns whether a key is a companion of a lock.
+fn is_companion(raw: &[u8]) -> bool {
+    raw.starts_with(COMPANION) || is_marker(raw)
+}
+
+/// Returns whether a TTL or a deadline, in the unit of `now`, is over.
+fn is_past(number: &[u8], now: u64) -> bool {
+    let number = std::str::from_utf8(number).ok().and_then(|text| text.parse::<i64>().ok());
+    number.is_some_and(|number| u64::try_from(number).map_or(true, |number| number <= now))
+}
 
 /// Returns whether a key is a reader marker.
 fn is_marker(raw: &[u8]) -> bool {

@@ -70,6 +70,8 @@ pub enum Action {
     },
     /// The lock was released by force.
     ForceReleased,
+    /// A client removed the key by hand, or the holder's field, if it existed. The key may be anything.
+    Removed,
     /// The master deleted the key. On a replica, this is how an expired lease appears.
     Vanished,
     /// The waiter joined the end of a fair lock's queue.
@@ -105,6 +107,7 @@ impl Action {
             Self::ReleaseFoundNothing => "release_found_nothing",
             Self::HandedOver { .. } => "handed_over",
             Self::ForceReleased => "force_released",
+            Self::Removed => "removed",
             Self::Vanished => "vanished",
             Self::Queued { .. } => "queued",
             Self::LeftQueue => "left_queue",

@@ -9,7 +9,7 @@ use super::{Effect, Hold, Mode, Record, ScopeContext};
 use crate::clock::{SteadyMillis, Time};
 use crate::model::contention::Count;
 use crate::model::problem::Expired;
-use crate::model::types::{ArchiveEntry, Certainty, Ending, LockEvent, Since, Source};
+use crate::model::types::{ArchiveEntry, Certainty, EndCause, Ending, LockEvent, Since, Source};
 
 /// The time within which a waiter retries after the time to live in its last reply.
 const RETRY_GRACE: Duration = Duration::from_secs(5);
@@ -28,13 +28,17 @@ impl Record {
         context: ScopeContext,
         effects: &mut Vec<Effect>,
     ) {
-        self.confirm();
         self.add_source(Source::Monitor);
         let certain = event.certainty == EventCertainty::Certain;
+        // Any key can be removed by hand.
+        if event.action == Action::Removed {
+            return self.removed(event.holder, at);
+        }
+        self.confirm();
         if event.action == Action::ForceReleased {
             return match certain {
                 true => self.released(at, Source::Monitor, Ending::Forced, effects),
-                false => self.deleted(at),
+                false => self.removed(None, at),
             };
         }
         let Some(holder) = event.holder else { return };
@@ -72,6 +76,7 @@ impl Record {
             | Action::PartlyReleased
             | Action::Released
             | Action::ForceReleased
+            | Action::Removed
             | Action::Vanished
             | Action::DroppedFromQueue
             | Action::Subscribed
@@ -80,12 +85,18 @@ impl Record {
         }
     }
 
-    /// Applies a command that deletes the key if it exists. The next reading shows whether that ended a hold.
-    fn deleted(&mut self, at: Time) {
+    /// Applies a command that removes the key, or the field of that holder, if it exists. The next reading shows whether
+    /// that ended a hold.
+    fn removed(&mut self, holder: Option<HolderId>, at: Time) {
         let end = self.end_of_ttl(self.stamp);
         let ran_out = end.is_some_and(|end| end <= at.moment());
-        if self.is_held() && !self.is_released() && self.reading_since(at).is_none() && !ran_out {
-            self.forcing(self.holds.iter().map(|hold| hold.id).collect(), at.moment());
+        if !self.is_held() || self.is_released() || self.reading_since(at).is_some() || ran_out {
+            return;
+        }
+        let ids = self.holds.iter().map(|hold| hold.id);
+        let ended: Vec<_> = ids.filter(|id| holder.is_none_or(|holder| holder == *id)).collect();
+        if !ended.is_empty() {
+            self.forcing(ended, at.moment());
         }
     }
 
@@ -257,7 +268,7 @@ impl Record {
             if self.has_tried_within(holder, gone_for, at) {
                 return;
             }
-            early = self.events.early_end(&past.id, past.to);
+            early = self.events.end_cause(&past.id, past.to).cloned();
             gone_for
         };
         if gone_for < LATE {
@@ -268,12 +279,16 @@ impl Record {
             "{holder} tried to {wanted} it {:.1} s after it was gone",
             gone_for.as_secs_f64()
         );
-        if let Some(early) = early {
-            evidence.push_str(&format!(
+        match early {
+            Some(EndCause::Early(left)) if left > 0 => evidence.push_str(&format!(
                 ", which was {}.{} s before its lease expired: it was deleted, or Redis lost it",
-                early / 1000,
-                early % 1000 / 100
-            ));
+                left / 1000,
+                left % 1000 / 100
+            )),
+            Some(EndCause::Replaced(what)) => {
+                evidence.push_str(&format!(": its key was overwritten, and is now {what}"));
+            }
+            _ => {}
         }
         let expired = Expired {
             at,

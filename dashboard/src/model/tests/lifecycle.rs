@@ -231,7 +231,7 @@ fn settings_may_expect_long_holds() {
 
 /// Shows the lock `a` deleted by hand, as MONITOR does: without the result, so the key may not have existed.
 fn deleted(model: &mut Model, ms: u64) {
-    let mut delete = event("a", 52, monitor::Action::ForceReleased);
+    let mut delete = event("a", 52, monitor::Action::Removed);
     (delete.holder, delete.certainty) = (None, monitor::Certainty::Likely);
     traffic(model, ms, vec![delete]);
 }
@@ -249,6 +249,26 @@ fn a_deletion_of_a_key_that_had_expired_or_is_still_there_ends_no_hold() {
     read(&mut model, "a", 5_200, held(1, 1, Some(29_800)));
     let view = shown(&mut model, "a").unwrap();
     assert_eq!((view.holders.len(), view.history.past.len()), (1, 1));
+}
+
+#[test]
+fn a_removal_by_hand_ends_the_hold_of_that_holder_only_and_confirms_nothing() {
+    let mut model = model();
+    read(&mut model, "a", 1, held(1, 1, None));
+    assert!(!shown(&mut model, "a").unwrap().confirmed);
+    deleted(&mut model, 100);
+    assert!(!shown(&mut model, "a").unwrap().confirmed, "a key of any kind can be deleted");
+    let mut other = event("a", 53, monitor::Action::Removed);
+    other.certainty = monitor::Certainty::Likely;
+    let mut model = self::model();
+    read(&mut model, "a", 1, held(1, 1, Some(30_000)));
+    traffic(&mut model, 100, vec![other]);
+    read_twice(&mut model, "a", 110, absent());
+    assert_eq!(shown(&mut model, "a").unwrap().history.past[0].ended, Some("vanished"));
+    // A key of that name is no lock that anybody has seen.
+    let mut model = self::model();
+    deleted(&mut model, 100);
+    assert!(shown(&mut model, "a").is_none());
 }
 
 #[test]

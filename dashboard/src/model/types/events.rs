@@ -246,14 +246,11 @@ impl EventLog {
         self.0 = retained.chain([Event { at, source, what }]).collect();
     }
 
-    /// Returns how many milliseconds before the end of its lease the hold of that holder ended, if it ended early at that
-    /// instant.
+    /// Returns the cause for which the hold of that holder ended without a release at that instant, if it did.
     #[must_use]
-    pub fn early_end(&self, by: &HolderField, at: SteadyMillis) -> Option<u64> {
+    pub fn end_cause(&self, by: &HolderField, at: SteadyMillis) -> Option<&EndCause> {
         self.0.iter().rev().find_map(|event| match &event.what {
-            LockEvent::Vanished(holder, EndCause::Early(left)) => {
-                (event.at == at && holder == by && *left > 0).then_some(*left)
-            }
+            LockEvent::Vanished(holder, cause) if event.at == at && holder == by => Some(cause),
             _ => None,
         })
     }

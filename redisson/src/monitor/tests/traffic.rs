@@ -262,6 +262,29 @@ fn consecutive_bare_commands_are_separate_actions() {
 }
 
 #[test]
+fn keys_and_fields_that_are_removed_by_hand_are_reported_even_of_unknown_locks() {
+    let mut stream = master();
+    stream.client("DEL x redisson_lock_queue:{x} y").client("unlink z").client("RENAME a b");
+    stream.client("EXPIRE a 0").client("PEXPIRE a -1").client("EXPIREAT a 1795217440");
+    stream.client("PEXPIREAT a 1795217440000");
+    let key = |name: &str| format!("removed? {name} - -");
+    assert_eq!(stream.seen(), ["x", "y", "z", "a", "a", "a", "a", "a"].map(key));
+    // Redis need not obey a condition, and these end nothing yet.
+    stream.client("EXPIRE a 0 NX").client("EXPIRE a 9").client("EXPIREAT a 1795217999");
+    assert!(stream.seen().is_empty());
+    stream.client(&format!("HDEL a {H}")).client("GET k").client(&format!("HDEL a {H} {OTHER}"));
+    assert_eq!(stream.seen(), ["removed? a - H", "removed? a - -"]);
+    // Another client library may release a lock like this.
+    stream.client(&format!("HDEL a {H}")).client("PUBLISH redisson_lock__channel:{a} 0");
+    assert_eq!(stream.seen(), ["released? a - H"]);
+    // A script that is not about locks.
+    stream.client("EVAL script 1 a").lua("DEL a").lua("GET a");
+    assert_eq!(stream.seen(), [key("a")]);
+    acquire(&mut stream, UNKNOWN, OTHER, &["del a", "hset a H 1", "pexpire a 30000"]);
+    assert_eq!(stream.seen(), [key("a"), "acquired? a lock O Some(30s)".to_owned()]);
+}
+
+#[test]
 fn subscriptions_reveal_waiters() {
     let mut stream = master();
     acquire(&mut stream, ACQUIRE, H, &FREE);
@@ -316,7 +339,7 @@ fn other_traffic_is_ignored_and_closes_the_open_unit() {
     stream.client(&format!("EVALSHA {UNKNOWN} 1 cart 5 7")).lua("hincrby cart 5 7");
     stream.client("HSET config mode dark").client("HINCRBY votes 7 1").client("PEXPIRE k 9");
     stream.client("EVALSHA 8ad44f1ba014938c20da38206b6d496c85ec1aed 1 rw").lua("hget rw mode");
-    stream.client("MULTI").client("EXEC").client("DEL k").client("PUBLISH news 0");
+    stream.client("MULTI").client("EXEC").client("PUBLISH news 0");
     stream.client(&format!("EVALSHA {UNKNOWN} x {H}")).client(&format!("EVALSHA {UNKNOWN} 9 {H}"));
     assert!(stream.seen().is_empty());
     assert_eq!(stream.decoder.counts().lock, 3 + 1, "a hash with a mode is looked at");

@@ -127,12 +127,12 @@ fn a_holder_that_returns_too_late_has_certainly_lost_its_lock() {
 
 #[test]
 fn a_holder_that_returns_to_a_deleted_lock_is_no_expiry_or_the_evidence_says_so() {
-    use monitor::Action::{ForceReleased, RenewalFoundNothing};
+    use monitor::Action::{Removed, RenewalFoundNothing};
     let returns = |seen: bool| {
         let mut model = model();
         renewed().iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
         if seen {
-            let mut delete = event("a", 52, ForceReleased);
+            let mut delete = event("a", 52, Removed);
             (delete.holder, delete.certainty) = (None, monitor::Certainty::Likely);
             traffic(&mut model, 27_000, vec![delete]);
         }
@@ -147,6 +147,15 @@ fn a_holder_that_returns_to_a_deleted_lock_is_no_expiry_or_the_evidence_says_so(
     let evidence = &view.problems[0].evidence.last().unwrap().text;
     assert!(evidence.contains("before its lease expired: it was deleted"), "{evidence}");
     assert!(!view.problems[0].advice.contains("expiry"), "{}", view.problems[0].advice);
+    // Somebody has written something else to the key.
+    let mut model = model();
+    renewed().iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
+    read_twice(&mut model, "a", 27_010, Reading::Other("a string".to_owned()));
+    traffic(&mut model, 35_000, vec![event("a", 52, RenewalFoundNothing)]);
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(problems(&view), [(ProblemKind::Expired, CERTAIN)]);
+    let evidence = &view.problems[0].evidence.last().unwrap().text;
+    assert!(evidence.ends_with("its key was overwritten, and is now a string"), "{evidence}");
 }
 
 #[test]
