@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::once::Problem;
 use crate::clock::SteadyMillis;
-use crate::model::types::{Certainty, LockId, LockView, ProblemKind};
+use crate::model::types::{Certainty, LockId, ProblemKind};
 
 /// The most locks named at a time, and the most new ones in an hour.
 const MAX_NAMED: usize = 50;
@@ -37,25 +38,15 @@ pub(super) struct Row {
 
 impl NamedLocks {
     /// Returns the rows to export now.
-    pub(super) fn rows<'a>(
-        &mut self,
-        locks: impl Iterator<Item = &'a Arc<LockView>>,
-        now: SteadyMillis,
-    ) -> Vec<Row> {
+    pub(super) fn rows(&mut self, problems: Vec<Problem<'_>>, now: SteadyMillis) -> Vec<Row> {
         let hour = now.0 / 3_600_000;
         if self.hour != hour {
             self.hour = hour;
             self.new_this_hour = 0;
         }
         self.rows.retain(|_, row| now.millis_since(row.seen) < NAMED_FOR_MS);
-        let mut candidates = Vec::new();
-        for lock in locks {
-            for problem in &lock.problems {
-                if now.millis_since(problem.since) >= NAMED_AFTER_MS {
-                    candidates.push((lock, problem));
-                }
-            }
-        }
+        let mut candidates = problems;
+        candidates.retain(|(_, problem)| now.millis_since(problem.since) >= NAMED_AFTER_MS);
         candidates.sort_unstable_by_key(|(_, problem)| {
             (problem.acknowledged.is_some(), problem.problem, problem.since)
         });
@@ -103,8 +94,9 @@ fn cut(id: &LockId) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::once::problems;
     use super::*;
-    use crate::model::types::ProblemView;
+    use crate::model::types::{LockView, ProblemView};
     use crate::query::fixtures::{self, leaked, lock};
 
     #[test]
@@ -115,15 +107,18 @@ mod tests {
         };
         let locks: Vec<_> = (0..100).map(bad).collect();
         let mut named = NamedLocks::default();
-        assert!(named.rows(locks.iter(), SteadyMillis(1_000)).is_empty(), "problems must last");
-        let rows = named.rows(locks.iter(), SteadyMillis(70_000));
+        assert!(
+            named.rows(problems(locks.iter()), SteadyMillis(1_000)).is_empty(),
+            "problems must last"
+        );
+        let rows = named.rows(problems(locks.iter()), SteadyMillis(70_000));
         assert_eq!(rows.len(), MAX_NAMED);
         assert!(rows.iter().all(|row| row.since.0 < MAX_NAMED as u64), "the oldest ones");
-        assert_eq!(named.rows([].iter(), SteadyMillis(100_000)).len(), MAX_NAMED);
-        assert!(named.rows([].iter(), SteadyMillis(400_000)).is_empty());
+        assert_eq!(named.rows(problems([].iter()), SteadyMillis(100_000)).len(), MAX_NAMED);
+        assert!(named.rows(problems([].iter()), SteadyMillis(400_000)).is_empty());
         for i in 0..10 {
             let locks: Vec<_> = (0..50).map(|n| bad(1_000 * (i + 1) + n)).collect();
-            named.rows(locks.iter(), SteadyMillis(400_000 + i * 301_000));
+            named.rows(problems(locks.iter()), SteadyMillis(400_000 + i * 301_000));
         }
         assert!(named.new_this_hour <= MAX_NAMED_AN_HOUR);
     }
@@ -137,13 +132,13 @@ mod tests {
         };
         let mut named = NamedLocks::default();
         let known: Vec<_> = (0..60).map(|i| bad(i, true)).collect();
-        assert_eq!(named.rows(known.iter(), SteadyMillis(100_000)).len(), MAX_NAMED);
+        assert_eq!(named.rows(problems(known.iter()), SteadyMillis(100_000)).len(), MAX_NAMED);
         let all: Vec<_> = known.into_iter().chain([bad(60, false), bad(61, false)]).collect();
-        let rows = named.rows(all.iter(), SteadyMillis(200_000));
+        let rows = named.rows(problems(all.iter()), SteadyMillis(200_000));
         assert_eq!(rows.iter().filter(|row| !row.acknowledged).count(), 2);
         assert_eq!(rows.len(), MAX_NAMED);
         // The problem is acknowledged while its lock is named.
-        let rows = named.rows([bad(61, true)].iter(), SteadyMillis(201_000));
+        let rows = named.rows(problems([bad(61, true)].iter()), SteadyMillis(201_000));
         assert_eq!(rows.iter().filter(|row| !row.acknowledged).count(), 1);
     }
 

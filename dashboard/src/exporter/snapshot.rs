@@ -12,10 +12,11 @@ use service_kit::metrics::Registrar;
 
 use super::GroupCounters;
 use super::named_locks::{NamedLocks, Row};
+use super::once::{self, Problem};
 use crate::clock::SteadyMillis;
 use crate::metrics::NODE;
 use crate::model::actor::Hub;
-use crate::model::types::{GroupSums, LockView};
+use crate::model::types::GroupSums;
 use crate::sources::status::Sources;
 use crate::sources::view::SourceState;
 
@@ -178,14 +179,15 @@ impl SnapshotCollector {
                 self.fill_group(deployment, group, sums, &mut oldest);
             }
         }
-        let troubled = || snapshot.notable().filter(|lock| seen.contains(&*lock.id.deployment));
-        troubled().for_each(|lock| self.fill_problems(lock));
+        let troubled = snapshot.notable().filter(|lock| seen.contains(&*lock.id.deployment));
+        let problems = once::problems(troubled);
+        self.fill_problems(&problems);
         for ((deployment, group), at) in oldest {
             self.oldest.with_label_values(&[&*deployment, &group]).set(seconds(at));
         }
         if let Some(named) = &self.named {
             let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
-            self.fill_named(named.rows(troubled(), SteadyMillis::now()), &seen);
+            self.fill_named(named.rows(problems, SteadyMillis::now()), &seen);
         }
     }
 
@@ -230,12 +232,11 @@ impl SnapshotCollector {
         }
     }
 
-    fn fill_problems(&self, lock: &LockView) {
-        let deployment = &lock.id.deployment;
-        for problem in &lock.problems {
+    fn fill_problems(&self, problems: &[Problem<'_>]) {
+        for (lock, problem) in problems {
             let (kind, certainty) = (problem.problem.as_str(), problem.certainty.as_str());
             let acknowledged = as_label(problem.acknowledged.is_some());
-            let labels = [&**deployment, kind, certainty, &*lock.group, acknowledged];
+            let labels = [&*lock.id.deployment, kind, certainty, &*lock.group, acknowledged];
             self.problems.with_label_values(&labels).inc();
         }
     }
@@ -303,7 +304,7 @@ mod tests {
     use super::super::register;
     use super::*;
     use crate::model::owner_names::OwnerNames;
-    use crate::model::types::{Delta, LockId, ProblemView, Snapshot};
+    use crate::model::types::{Delta, LockId, LockView, ProblemView, Snapshot};
     use crate::query::fixtures::{leaked, lock};
     use crate::sources::status::Server;
 

@@ -148,8 +148,17 @@ impl Model {
         now: Moment,
         effects: Vec<Effect>,
     ) {
-        let scope = &mut self.scopes[scope_id.0];
         for effect in effects {
+            let repeats = match &effect {
+                Effect::Detected(problem, certainty, _) => {
+                    self.is_shown_elsewhere(scope_id, name, *problem, *certainty)
+                }
+                _ => false,
+            };
+            if repeats {
+                continue;
+            }
+            let scope = &mut self.scopes[scope_id.0];
             match &effect {
                 Effect::Detected(_, _, group) => {
                     self.totals.add_problem(now, &scope.deployment, group);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use redisson::LockName;
 
 use super::Model;
-use crate::model::types::{RedView, ScopeId};
+use crate::model::types::{Certainty, ProblemKind, RedView, ScopeId};
 
 impl Model {
     /// Returns the scopes with the same database number in the group of that scope's deployment, including itself.
@@ -54,6 +54,23 @@ impl Model {
         let group = self.settings.groups.iter().find(|g| g.deployments.contains(deployment))?;
         Some(RedView { group: Arc::clone(&group.name), held, unread, of: group.deployments.len() })
     }
+
+    /// Returns whether another server of a red lock already shows this problem, so that it is counted. Renewals are
+    /// sent to each server separately, and each late one counts.
+    pub(super) fn is_shown_elsewhere(
+        &self,
+        scope: ScopeId,
+        name: &LockName,
+        problem: ProblemKind,
+        certainty: Certainty,
+    ) -> bool {
+        let shows = |member: &ScopeId| {
+            let entry = self.scopes[member.0].locks.get(name);
+            entry.is_some_and(|entry| entry.record.has_problem(problem, certainty))
+        };
+        problem != ProblemKind::RenewalOverdue
+            && self.members(scope).iter().any(|member| *member != scope && shows(member))
+    }
 }
 
 #[cfg(test)]
@@ -63,6 +80,7 @@ mod tests {
     use super::super::tests::{at, settings, stamp};
     use super::*;
     use crate::clock::SteadyMillis;
+    use crate::model::Effect;
     use crate::model::types::{
         Companions, Group, LockId, LockView, Observation, Reading, Settings, Source,
     };
@@ -97,6 +115,32 @@ mod tests {
         let name = LockName::new(*b"l").unwrap();
         let (stamp, source) = (stamp(ms), Source::Poll);
         model.observe(ScopeId(scope), Observation::Read { name, stamp, source, reading });
+    }
+
+    #[test]
+    fn a_problem_of_a_red_lock_is_counted_on_the_first_server_that_shows_it() {
+        let mut model = model();
+        let lasting = |model: &mut Model, scope: usize, ms: u64| {
+            let id = HolderId::new(ClientId::from_random([9; 16]), 52);
+            let hash = shape::LockHash {
+                holders: vec![shape::Holder { id, count: 1 }],
+                ..Default::default()
+            };
+            let reading = Reading::Lock { hash, ttl: None, companions: Companions::default() };
+            let name = LockName::new(*b"l").unwrap();
+            let (stamp, source) = (stamp(ms), Source::Poll);
+            model.observe(ScopeId(scope), Observation::Read { name, stamp, source, reading });
+        };
+        for ms in [1_000, 7_000] {
+            (0..4).for_each(|scope| lasting(&mut model, scope, ms + scope as u64));
+        }
+        let found = |(scope, effect): &(ScopeId, Effect)| {
+            matches!(effect, Effect::Detected(ProblemKind::Leaked, ..)).then_some(scope.0)
+        };
+        let counted: Vec<usize> = model.effects.iter().filter_map(found).collect();
+        assert_eq!(counted, [0, 3], "the last one is in no group");
+        let is_shown = |deployment| !view(&mut model, deployment).problems.is_empty();
+        assert!(["a", "b", "c", "alone"].into_iter().all(is_shown));
     }
 
     fn view(model: &mut Model, deployment: &str) -> Arc<LockView> {

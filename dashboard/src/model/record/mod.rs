@@ -385,6 +385,13 @@ impl Record {
         !self.problems.is_empty()
     }
 
+    /// Returns whether it has that problem, as certain as that.
+    #[must_use]
+    pub fn has_problem(&self, problem: ProblemKind, certainty: Certainty) -> bool {
+        let mut problems = self.problems.iter();
+        problems.any(|view| view.problem == problem && view.certainty <= certainty)
+    }
+
     /// Returns whether it has waiters known by name.
     #[must_use]
     pub fn has_named_waiters(&self) -> bool {
