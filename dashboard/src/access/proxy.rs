@@ -1,6 +1,7 @@
 //! Visitors that a trusted proxy has authenticated.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
@@ -26,6 +27,8 @@ pub struct Proxy {
     pub address: Option<HeaderName>,
     /// The rights of users and groups. Without rules, every user has all rights.
     pub rules: Vec<Rule>,
+    /// The address at which the proxy logs its users out.
+    pub logout: Option<Arc<str>>,
 }
 
 /// A row of `[[access]]`.

@@ -33,6 +33,7 @@ fn access(file: &str) -> Access {
 fn proxied(rules: Vec<Rule>) -> Access {
     Access {
         proxy: Some(Proxy {
+            logout: None,
             networks: vec!["10.1.0.0/16".parse().unwrap()],
             user: Some(HeaderName::from_static("x-user")),
             groups: Some(HeaderName::from_static("x-groups")),

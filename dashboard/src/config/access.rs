@@ -1,6 +1,7 @@
 //! The settings of authentication, access rules and TLS.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use axum::http::HeaderName;
 use ipnet::IpNet;
@@ -177,7 +178,11 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
                 .to_owned(),
         );
     }
-    (!networks.is_empty()).then_some(Proxy { networks, user, groups, address, rules })
+    if flags.proxy_logout_url.is_some() && flags.trusted_user_header.is_none() {
+        mistakes.push(raw.mistake("proxy_logout_url", "it needs --trusted-user-header too"));
+    }
+    let logout = flags.proxy_logout_url.as_deref().map(Arc::from);
+    (!networks.is_empty()).then_some(Proxy { networks, user, groups, address, rules, logout })
 }
 
 fn rules(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Rule> {

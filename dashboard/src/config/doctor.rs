@@ -45,6 +45,7 @@ fn without_pages(flags: Flags) -> Flags {
         trusted_groups_header: None,
         trusted_address_header: None,
         trusted_proxy: Vec::new(),
+        proxy_logout_url: None,
         tls_cert: None,
         tls_key: None,
         metrics_listen: None,

@@ -30,7 +30,9 @@ use lock_table::rules;
 use redis_table::RedisTable;
 pub use sources::{MonitorMode, MonitorSettings, ReadFrom, ScanSettings};
 pub use words::ByteSize;
-use words::{NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, note, public_url};
+use words::{
+    NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, link, note, public_url,
+};
 
 /// The most deployments, and the most databases of one.
 const MAX_DEPLOYMENTS: usize = 32;
@@ -87,6 +89,9 @@ struct Flags {
     /// Addresses or networks of trusted proxies
     #[arg(long, value_name = "ADDRESS[/BITS]")]
     trusted_proxy: Vec<String>,
+    /// Path or address at which a trusted proxy logs its users out; pages have a link to it
+    #[arg(long, value_name = "ADDRESS", value_parser = link)]
+    proxy_logout_url: Option<String>,
     /// Certificate (PEM, with its chain) to serve pages over TLS; reloaded when it is renewed
     #[arg(long, value_name = "FILE")]
     tls_cert: Option<PathBuf>,

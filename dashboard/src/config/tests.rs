@@ -235,6 +235,27 @@ fn releases_without_a_login_are_refused_at_start() {
 }
 
 #[test]
+fn the_address_of_a_proxys_logout_is_a_path_or_on_a_web_server() {
+    let refused = |address: &str, user: &[&str]| {
+        load(&[&["--proxy-logout-url", address], user].concat(), &[]).err()
+    };
+    let user = ["--trusted-user-header", "X-User", "--trusted-proxy", "10.0.0.7"];
+    for good in ["/oauth2/sign_out?rd=/", "https://sso.example.com/logout", "/"] {
+        assert_eq!(refused(good, &user), None, "{good}");
+    }
+    for bad in
+        ["", "logout", "//evil.example", "/\\evil.example", "javascript:alert(1)", "ftp://h/"]
+    {
+        assert!(
+            refused(bad, &user).is_some_and(|error| error.contains("expected a path")),
+            "{bad}"
+        );
+    }
+    let error = refused("/logout", &[]).unwrap();
+    assert!(error.contains("--trusted-user-header"), "{error}");
+}
+
+#[test]
 fn rows_of_access_need_a_proxy_that_reports_them() {
     let proxy = "trusted_user_header = \"X-User\"\ntrusted_proxy = [\"10.0.0.0/8\", \"::1\"]\n";
     let user = "[[access]]\nuser = \"anna\"\nrights = [\"release\"]\n";

@@ -123,7 +123,21 @@ pub(super) fn public_url(text: &str) -> Result<String, String> {
     }
 }
 
-/// Returns the origin of such an address, as browsers send it: in lower case, without the usual port.
+/// Parses an address for a link: a path of the host that visitors use, or a whole address.
+pub(super) fn link(text: &str) -> Result<String, String> {
+    let uri: Result<axum::http::Uri, _> = text.parse();
+    let is_whole = |uri: &axum::http::Uri| {
+        matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some()
+    };
+    // A browser reads `//host` and `/\\host` as another host.
+    let is_path = text.strip_prefix('/').is_some_and(|rest| !rest.starts_with(['/', '\\']));
+    match uri {
+        Ok(uri) if is_path || is_whole(&uri) => Ok(text.to_owned()),
+        _ => Err("expected a path or an address, such as /oauth2/sign_out?rd=/".to_owned()),
+    }
+}
+
+/// Returns the origin of a visitor's address, as browsers send it: in lower case, without the usual port.
 pub(super) fn origin_of(url: &str) -> Option<String> {
     let uri = url.parse::<axum::http::Uri>().ok()?;
     let (scheme, host) = (uri.scheme_str()?, uri.host()?.to_ascii_lowercase());
@@ -133,7 +147,7 @@ pub(super) fn origin_of(url: &str) -> Option<String> {
     Some(format!("{scheme}://{host}{port}"))
 }
 
-/// Returns the host of such an address.
+/// Returns the host of a visitor's address.
 pub(super) fn host_of(url: &str) -> Option<String> {
     url.parse::<axum::http::Uri>().ok()?.host().map(str::to_owned)
 }

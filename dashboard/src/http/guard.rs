@@ -66,7 +66,10 @@ pub async fn check_visitor(
             }
             let csrf = access.csrf_token(&visitor, request.headers());
             let stay = visitor.stay.clone();
-            request.extensions_mut().insert(CurrentVisitor { visitor: Some(visitor), csrf });
+            let proxy = access.proxy.as_ref().filter(|_| visitor.auth == AuthMethod::Proxy);
+            let proxy_logout = proxy.and_then(|proxy| proxy.logout.clone());
+            let current = CurrentVisitor { visitor: Some(visitor), csrf, proxy_logout };
+            request.extensions_mut().insert(current);
             ending_with(stay, next.run(request).await)
         }
         Err(Refusal::Unknown | Refusal::Limited) if open => {
@@ -179,6 +182,8 @@ pub struct CurrentVisitor {
     visitor: Option<Visitor>,
     /// The token that the visitor's forms must contain.
     csrf: Option<CsrfToken>,
+    /// The address at which the visitor's proxy logs them out.
+    proxy_logout: Option<Arc<str>>,
 }
 
 impl CurrentVisitor {
@@ -227,7 +232,11 @@ impl CurrentVisitor {
     /// Adds the visitor's name and CSRF token to a page.
     pub fn sign(&self, chrome: &mut Chrome) {
         let can_leave = self.auth() == Some(AuthMethod::Cookie);
-        chrome.visitor = self.name().map(|name| VisitorView { name: name.to_owned(), can_leave });
+        chrome.visitor = self.name().map(|name| VisitorView {
+            name: name.to_owned(),
+            can_leave,
+            proxy_logout: self.proxy_logout.clone(),
+        });
         chrome.csrf = self.csrf.as_ref().map(|token| token.as_str().to_owned());
     }
 }

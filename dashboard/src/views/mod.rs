@@ -115,6 +115,8 @@ pub struct VisitorView {
     pub name: String,
     /// True if they logged in on the form, so that they can log out.
     pub can_leave: bool,
+    /// The address at which their proxy logs them out, if it is known.
+    pub proxy_logout: Option<Arc<str>>,
 }
 
 /// `/overview`: the state of all locks.

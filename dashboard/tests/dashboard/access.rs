@@ -215,11 +215,14 @@ async fn a_trusted_proxy_names_its_users() {
         "X-Forwarded-User",
         "--trusted-proxy",
         "127.0.0.0/8",
+        "--proxy-logout-url",
+        "/oauth2/sign_out?rd=/",
     ])
     .await;
     let anna = dashboard.get_with("/", &[("X-Forwarded-User", "anna@example.com")]).await;
     assert_eq!(anna.status, 200);
-    assert!(anna.body.contains("anna@example.com") && !anna.body.contains("Log out"));
+    assert!(anna.body.contains("anna@example.com"));
+    assert!(anna.body.contains("href=\"/oauth2/sign_out?rd=/\">Log out</a>"), "{}", anna.body);
     assert_eq!(dashboard.get("/").await.status, 401);
     let twice = [("X-Forwarded-User", "anna"), ("X-Forwarded-User", "root")];
     assert_eq!(dashboard.get_with("/", &twice).await.status, 403);
