@@ -29,7 +29,8 @@ fn describe(status: &Status) -> String {
     }
     let redis = if status.redis_up { "Redis answers" } else { "Redis is unreachable" };
     let draining = if status.draining { "draining, " } else { "" };
-    format!("{draining}{redis}, {} holds, {} waiting", status.holds, status.waiters)
+    let holds = if status.holds == 1 { "hold" } else { "holds" };
+    format!("{draining}{redis}, {} {holds}, {} waiting", status.holds, status.waiters)
 }
 
 pub(crate) fn notify(state: &[NotifyState<'_>]) {

@@ -104,9 +104,22 @@ pub fn count(n: u64) -> String {
     grouped
 }
 
+/// Returns a count with its noun, which takes an `s` in the plural.
+#[must_use]
+pub fn counted(n: u64, noun: &str) -> String {
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", count(n))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_count_has_its_noun_in_the_right_number() {
+        let texts = [0, 1, 2, 1_000].map(|n| counted(n, "held lock"));
+        assert_eq!(texts, ["0 held locks", "1 held lock", "2 held locks", "1,000 held locks"]);
+    }
 
     #[test]
     fn a_backtick_in_a_name_does_not_end_its_code_span() {

@@ -17,6 +17,7 @@ use crate::sources::read::{
     Caller as _, Found, ReadError, ServerFacts, clock_micros, discover, integer, read,
 };
 use crate::sources::scan::{locks_of_companion, page};
+use crate::text::counted;
 
 /// The number of hashes that are read at once.
 const BATCH: usize = 100;
@@ -228,7 +229,8 @@ impl Surveyor {
                 self.read_batch(std::mem::take(&mut names)).await?;
             }
             if self.survey.locks.len() >= self.bounds.max_locks {
-                let reason = format!("{} locks were found (--max-locks)", self.bounds.max_locks);
+                let found = counted(self.bounds.max_locks as u64, "lock");
+                let reason = format!("it ended at {found} (--max-locks)");
                 self.survey.incomplete = Some(reason);
                 return Ok(());
             }

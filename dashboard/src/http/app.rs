@@ -19,6 +19,7 @@ use crate::model::types::{LockId, Reading};
 use crate::query::shared::SharedPages;
 use crate::release::Releases;
 use crate::sources::status::Sources;
+use crate::text::counted;
 use crate::views::{Chrome, Subject};
 
 /// A lock that is requested by name is read again unless its last read is younger than this, in milliseconds.
@@ -305,15 +306,13 @@ impl App {
         let mut limits = self.sources.limits();
         let snapshot = self.hub.snapshot();
         if snapshot.not_kept > 0 {
-            limits.push(format!(
-                "{} locks beyond --max-locks are counted but not followed.",
-                snapshot.not_kept
-            ));
+            let more = counted(snapshot.not_kept, "more lock");
+            limits.push(format!("Counted but not followed: {more}, beyond --max-locks."));
         }
         if snapshot.possible_not_kept > 0 {
+            let more = counted(snapshot.possible_not_kept, "more possible lock");
             limits.push(format!(
-                "{} more hashes resemble locks and are not followed: they never expire, and nobody is known to wait for them. If they are an application's data, exclude them with --ignore.",
-                snapshot.possible_not_kept
+                "Counted but not followed: {more}. Such a hash resembles a lock, never expires, and nobody is known to wait for it. If these are an application's data, exclude them with --ignore."
             ));
         }
         limits

@@ -296,7 +296,10 @@ mod tests {
         }
         model.tick(at(40_010));
         let text = &model.notices[0].text;
-        assert!(text.contains("20 known locks") && text.contains("15 of those held"), "{text}");
+        assert!(
+            text.contains("20 known locks") && text.contains("15 held locks were gone"),
+            "{text}"
+        );
         assert_eq!(model.notices.len(), 1);
         assert_eq!(state(&mut model, &locks[0]), Some(State::Free));
         assert_eq!(state(&mut model, &locks[19]), Some(State::Held));

@@ -15,6 +15,7 @@ use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{
     AwaitedLock, KnownParts, LockId, LockView, ReadRequest, ScopeId, Source,
 };
+use crate::text::counted;
 
 /// The age at which a view with values that do not age by themselves is replaced after a reading without changes.
 const REFRESH_MS: u64 = 2_000;
@@ -135,10 +136,8 @@ impl Restart {
     /// Returns the text of the notice.
     fn notice(&self, db: u32) -> String {
         let count = self.lost;
-        let lost = match count {
-            1 => format!("1 held lock of database {db}"),
-            _ => format!("{count} held locks of database {db}"),
-        };
+        let lost_locks = counted(count as u64, "held lock");
+        let lost = format!("{lost_locks} of database {db}");
         match &self.cause {
             RestartCause::Started => format!("the server restarted without {lost}"),
             RestartCause::Promoted(address) => {
@@ -150,9 +149,14 @@ impl Restart {
             RestartCause::Chosen { address, .. } => {
                 format!("{address} is read from now on, without {lost}")
             }
-            RestartCause::Moved { count: moved, .. } => format!(
-                "{moved} known locks have moved to another node of the cluster; {count} of those held were gone there"
-            ),
+            RestartCause::Moved { count: moved, .. } => {
+                let have = if *moved == 1 { "has" } else { "have" };
+                let were = if count == 1 { "was" } else { "were" };
+                let moved = counted(*moved as u64, "known lock");
+                format!(
+                    "{moved} {have} moved to another node of the cluster; {lost_locks} {were} gone there"
+                )
+            }
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::Observation;
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
+use crate::text::counted;
 
 /// The most events that are handled at once. Several messages on one channel among them count as one.
 const AT_ONCE: usize = 256;
@@ -145,14 +146,12 @@ impl Channels {
         let ours = (&*scope.deployment, &self.share);
         self.shards.choose(&self.subscriber, &self.hub.snapshot(), ours, sharded);
         if sharded {
-            let count = self.shards.count();
+            let locks = counted(self.shards.count() as u64, "lock");
             let detail = if self.receives_all {
-                format!(
-                    "release messages are received, and those of {count} locks on sharded channels"
-                )
+                format!("release messages are received, and those of {locks} on sharded channels")
             } else {
                 format!(
-                    "release messages of {count} locks are received on sharded channels; all others at another node"
+                    "release messages of {locks} are received on sharded channels; all others at another node"
                 )
             };
             self.status.set(SourceState::On, detail);

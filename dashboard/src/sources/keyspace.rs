@@ -23,6 +23,7 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation};
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
+use crate::text::counted;
 
 /// The most locks of one server that have a separate subscription.
 const MAX_LOCKS: usize = 1_000;
@@ -216,9 +217,10 @@ impl Keyspace {
         if let Some(refused) = &self.refused {
             return self.status.set(SourceState::Denied, refused.clone());
         }
+        let locks = counted(keys as u64, "lock");
         let detail = match (notifications.keys, notifications.expired) {
-            (true, true) => format!("changes of {keys} locks are received, and expired keys"),
-            (true, false) => format!("changes of {keys} locks are received"),
+            (true, true) => format!("changes of {locks} are received, and expired keys"),
+            (true, false) => format!("changes of {locks} are received"),
             _ => "expired keys are received".to_owned(),
         };
         self.status.set(SourceState::On, detail);

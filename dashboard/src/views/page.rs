@@ -9,6 +9,7 @@ use super::{Chrome, ErrorPage, assets, links};
 use crate::clock;
 use crate::sources::view::ServerView;
 use crate::sources::view::{SourceState, SourceView};
+use crate::text::counted;
 
 /// A lock whose last read is older than this is marked, in milliseconds. The poll reads each lock at least every 10 s.
 pub(super) const STALE_MS: u64 = 20_000;
@@ -254,7 +255,7 @@ impl<'a> Alerts<'a> {
         Self {
             down: down.collect(),
             evicting: evicting.collect(),
-            not_kept: (not_kept > 0).then(|| format::count(not_kept)),
+            not_kept: (not_kept > 0).then(|| counted(not_kept, "lock")),
         }
     }
 }

@@ -11,6 +11,7 @@ use super::prose::Prose;
 use crate::model::types::Notice;
 use crate::sources::view::ServerView;
 use crate::sources::view::{SourceState, SourceView};
+use crate::text::counted;
 
 /// The description of a source.
 struct About {
@@ -124,7 +125,7 @@ impl<'a> Servers<'a> {
                 .map(|progress| (format::count(progress.seen), progress.of.map(format::count))),
             limits: &page.limits,
             notices: page.notices.iter().map(|n| (Clock::new(n.at, chrome.now), n)).collect(),
-            not_kept: (chrome.counts.not_kept > 0).then(|| format::count(chrome.counts.not_kept)),
+            not_kept: (chrome.counts.not_kept > 0).then(|| counted(chrome.counts.not_kept, "lock")),
         }
     }
 }

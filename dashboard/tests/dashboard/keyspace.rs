@@ -46,7 +46,7 @@ async fn the_server_reports_a_lock_that_runs_out() {
     assert!(by == ["keyspace"] || by == ["poll"], "{lock:#}");
     assert_eq!(lock["problems"], json!([]), "nobody renewed it");
     // The dashboard stops listening for changes of a freed lock.
-    says(&dashboard, "keyspace", "on", "changes of 1 locks").await;
+    says(&dashboard, "keyspace", "on", "changes of 1 lock ").await;
     dashboard.listed_when("filter=db:0", &["long"]).await;
 }
 
@@ -109,7 +109,7 @@ async fn notifications_that_are_off_or_denied_stay_unused_and_a_flood_ends_their
     dashboard.stop().await;
 
     let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
-    says(&dashboard, "keyspace", "on", "changes of 1 locks").await;
+    says(&dashboard, "keyspace", "on", "changes of 1 lock ").await;
     let mut storm = redis::pipe();
     for _ in 0..8_000 {
         storm.cmd("HINCRBY").arg("a").arg(HOLDER).arg(1);
@@ -159,7 +159,7 @@ async fn releases_on_sharded_channels_are_seen_and_the_dashboard_is_no_waiter() 
     dashboard.lock_when("b", |lock| lock["waiting"] == 1).await;
     // Another dashboard subscribes too, and does not count the first one as a waiter.
     let second = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
-    says(&second, "channels", "on", "those of 1 locks on sharded channels").await;
+    says(&second, "channels", "on", "those of 1 lock on sharded channels").await;
     let listening: Vec<redis::Value> =
         run(&mut redis, &["PUBSUB", "SHARDNUMSUB", "redisson_lock__channel:{b}"]);
     assert_eq!(listening[1], redis::Value::Int(3));

@@ -53,7 +53,7 @@ async fn masses_of_look_alikes_hide_no_lock_and_are_not_read_one_by_one() {
     let sources = dashboard.json("/api/v1/sources").await;
     assert_eq!(sources["counts"]["not_kept"], 0, "{sources:#}");
     let text = sources["limits"].to_string();
-    assert!(text.contains(" more hashes resemble locks and are not followed"), "{text}");
+    assert!(text.contains(" more possible locks. Such a hash resembles a lock"), "{text}");
     let metrics = dashboard.get("/metrics").await.body;
     let metric = metrics
         .lines()

@@ -302,7 +302,7 @@ async fn a_failover_is_followed_and_its_losses_are_one_notice() -> Result<()> {
         let notices = sources["notices"].as_array().map(Vec::as_slice).unwrap_or_default();
         ensure!(notices.len() == 1, "{notices:?}");
         let text = notices[0].to_string();
-        ensure!(text.contains("1 of those held were gone"), "{text}");
+        ensure!(text.contains("1 held lock was gone"), "{text}");
         ensure!(sources["first_scan"].is_null(), "the picture was whole: {sources}");
         Ok(())
     })
