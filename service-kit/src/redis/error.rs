@@ -15,6 +15,7 @@ pub struct ServerError {
 impl ServerError {
     /// Parses an error line without its leading `-`.
     pub(crate) fn parse(line: &str) -> Self {
+        let line = error_in_script(line).unwrap_or(line);
         let (code, message) = line.split_once(' ').unwrap_or((line, ""));
         Self { code: code.to_owned(), message: message.to_owned() }
     }
@@ -99,13 +100,20 @@ pub struct Redirect {
     pub ask: bool,
     /// The node's host; empty for the host of the server that replied.
     pub host: String,
+/// Returns the error of a command in a script, which Redis before 7.0 wraps: `ERR Error running script (call to f_…):
+/// @user_script:9: @user_script: 9: -READONLY …`.
+fn error_in_script(line: &str) -> Option<&str> {
+    let text = line.strip_prefix("ERR Error running script ")?;
+    text.split_once(": -").map(|(_place, error)| error)
+}
+
     /// The node's port.
     pub port: u16,
 }
 
 impl From<&redis::ServerError> for ServerError {
     fn from(error: &redis::ServerError) -> Self {
-        Self { code: error.code().to_owned(), message: error.details().unwrap_or("").to_owned() }
+        Self::parse(&format!("{} {}", error.code(), error.details().unwrap_or("")))
     }
 }
 
@@ -236,6 +244,17 @@ mod tests {
         let patience = |line: &str| {
             let error = ServerError::parse(line);
             ConnectError::Refused { while_doing: "connecting", error }.needs_patience()
+    #[test]
+    fn the_error_of_a_command_in_a_script_counts_as_that_of_the_script() {
+        let line = "ERR Error running script (call to f_96): @user_script:131: @user_script: 131: \
+                    -READONLY You can't write against a read only replica.";
+        let error = ServerError::parse(line);
+        assert!(error.is_read_only() && error.is_transient());
+        assert_eq!(error.to_string(), "READONLY You can't write against a read only replica.");
+        let own = "ERR Error running script (call to f_96): @user_script:1: unexpected symbol";
+        assert_eq!(ServerError::parse(own).code, "ERR");
+    }
+
         };
         assert!(patience("WRONGPASS invalid username-password pair or user is disabled."));
         assert!(!patience("ERR max number of clients reached"));

@@ -138,10 +138,9 @@ async fn a_role_that_changed_on_a_living_connection_verifies_every_hold() -> Res
     Ok(())
 }
 
-#[tokio::test]
-async fn a_demoted_master_is_replaced_by_the_new_master() -> Result<()> {
-    let (mut bench, proxy) = stage(LONG).await?;
-    let other = RedisServer::start().await?;
+/// Makes a master the replica of another server, and asserts that the agent follows the new master.
+async fn demote(redis: RedisServer, other: RedisServer) -> Result<()> {
+    let (mut bench, proxy) = on(redis, LONG).await?;
     let mut there = other.client().await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
@@ -166,6 +165,16 @@ async fn a_demoted_master_is_replaced_by_the_new_master() -> Result<()> {
     assert_eq!(bench.holders("a").await?.len(), 1, "the lock is acquired in the new master");
     assert_eq!(worker.call("UNLOCK b").await?, Reply::Int(0));
     Ok(())
+}
+
+#[tokio::test]
+async fn a_demoted_master_is_replaced_by_the_new_master() -> Result<()> {
+    demote(RedisServer::start().await?, RedisServer::start().await?).await
+}
+
+#[tokio::test]
+async fn a_demoted_master_that_is_old_is_replaced_by_the_new_master() -> Result<()> {
+    demote(RedisServer::old(&[]).await?, RedisServer::old(&[]).await?).await
 }
 
 #[tokio::test]
