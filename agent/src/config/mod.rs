@@ -14,8 +14,8 @@ use clap::Parser;
 use redisson::group::Pattern;
 use redisson::script::Publish;
 use redisson::{Grouping, Lease};
-use service_kit::redis::{Deployment, Target, check_ca_file};
-use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
+use service_kit::redis::{Deployment, Password, Target, check_ca_file};
+use service_kit::settings::{self, HumanDuration, Program, Raw, Stop};
 use service_kit::signing::SigningKey;
 use service_kit::telemetry::{self, LogFormat, LogSettings};
 
@@ -57,16 +57,17 @@ struct Flags {
     /// later versions, or `both`
     #[arg(long, value_name = "HOW", default_value = "both", value_parser = cluster_messages)]
     cluster_messages: Publish,
-    /// File with the password in its first line; overrides the URL's
+    /// File with the password in its first line, read again for each new connection; overrides the URL's
     #[arg(long, value_name = "FILE")]
     redis_password_file: Option<PathBuf>,
-    /// File with the sentinels' password in its first line; overrides the URL's
+    /// File with the sentinels' password in its first line, read again for each new connection; overrides the URL's
     #[arg(long, value_name = "FILE")]
     sentinel_password_file: Option<PathBuf>,
     /// One of the independent servers of red locks; repeat for each of an odd number, at least three
     #[arg(long, value_name = "URL")]
     redlock_url: Vec<Target>,
-    /// File with the password of the servers of red locks in its first line; overrides the URLs'
+    /// File with the password of the servers of red locks in its first line, read again for each new connection;
+    /// overrides the URLs'
     #[arg(long, value_name = "FILE")]
     redlock_password_file: Option<PathBuf>,
     /// Timeout for the answer of each server of a red lock
@@ -396,7 +397,7 @@ fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Deployment> {
     let flags = &raw.values;
     let mut target = flags.redis_url.clone();
     if let Some(file) = &flags.redis_password_file {
-        match Secret::from_file(file) {
+        match Password::from_file(file) {
             Ok(password) => target = target.with_password(password),
             Err(error) => mistakes.push(raw.mistake("redis_password_file", error)),
         }
@@ -406,7 +407,7 @@ fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Deployment> {
             let wanted = "applies only to a redis+sentinel:// URL";
             mistakes.push(raw.mistake("sentinel_password_file", wanted));
         }
-        match Secret::from_file(file) {
+        match Password::from_file(file) {
             Ok(password) => target = target.with_sentinel_password(&password),
             Err(error) => mistakes.push(raw.mistake("sentinel_password_file", error)),
         }
@@ -435,7 +436,7 @@ fn red_targets(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Target> {
     }
     let mut password = None;
     if let Some(file) = &flags.redlock_password_file {
-        match Secret::from_file(file) {
+        match Password::from_file(file) {
             Ok(secret) => password = Some(secret),
             Err(error) => mistakes.push(raw.mistake("redlock_password_file", error)),
         }

@@ -4,8 +4,8 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use service_kit::redis;
-use service_kit::settings::{Raw, Secret};
+use service_kit::redis::{self, Password};
+use service_kit::settings::Raw;
 
 use super::redis_table::RedisTable;
 use super::words::NamedUrl;
@@ -66,8 +66,8 @@ fn urls(flags: &[NamedUrl], tables: &[RedisTable], mistakes: &mut Vec<String>) -
 
 /// The passwords from files, which override those in URLs.
 struct Credentials {
-    password: Option<Secret>,
-    sentinel_password: Option<Secret>,
+    password: Option<Password>,
+    sentinel_password: Option<Password>,
 }
 
 impl Credentials {
@@ -75,7 +75,7 @@ impl Credentials {
     fn read(raw: &Raw<Flags>, urls: &[NamedUrl], mistakes: &mut Vec<String>) -> Self {
         let flags = &raw.values;
         let mut secret = |field, file: Option<&Path>| {
-            file.map(Secret::from_file).transpose().unwrap_or_else(|error| {
+            file.map(Password::from_file).transpose().unwrap_or_else(|error| {
                 mistakes.push(raw.mistake(field, error));
                 None
             })

@@ -53,10 +53,10 @@ struct Flags {
     /// A database to watch on every server; by default the one in the server's URL
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(..=65_535))]
     db: Vec<u32>,
-    /// File with the password of all servers in its first line; overrides the URLs'
+    /// File with the password of all servers in its first line, read again for each new connection; overrides the URLs'
     #[arg(long, value_name = "FILE")]
     redis_password_file: Option<PathBuf>,
-    /// File with the password of all sentinels in its first line; overrides the URLs'
+    /// File with the password of all sentinels in its first line, read again for each new connection; overrides the URLs'
     #[arg(long, value_name = "FILE")]
     sentinel_password_file: Option<PathBuf>,
     /// Certificate authorities (PEM) of the servers; by default the system's

@@ -7,8 +7,8 @@ use std::str::FromStr;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use url::Url;
 
+use super::password::Password;
 use super::target::{Address, Target, TargetError};
-use crate::settings::Secret;
 
 /// The default port of sentinels.
 const SENTINEL_PORT: u16 = 26_379;
@@ -121,13 +121,13 @@ impl Deployment {
 
     /// Sets the password, as [`Target::with_password`] does.
     #[must_use]
-    pub fn with_password(self, password: Secret) -> Self {
+    pub fn with_password(self, password: impl Into<Password>) -> Self {
         self.map(|target| target.with_password(password))
     }
 
     /// Sets the password for the sentinels, in place of the URL's. Without sentinels nothing changes.
     #[must_use]
-    pub fn with_sentinel_password(self, password: &Secret) -> Self {
+    pub fn with_sentinel_password(self, password: &Password) -> Self {
         match self {
             Self::Sentinel(SentinelTarget { master, sentinels, name }) => {
                 let sentinels = sentinels
@@ -319,6 +319,7 @@ impl fmt::Display for SentinelTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Secret;
 
     fn parse(text: &str) -> Result<Deployment, TargetError> {
         text.parse::<Deployment>().and_then(Deployment::validate)
@@ -367,19 +368,19 @@ mod tests {
         let url = "redis+sentinel://u:p@a/m/3?sentinel_username=s&sentinel_password=q%40";
         let Deployment::Sentinel(target) = parse(url).unwrap() else { panic!("it has sentinels") };
         assert_eq!((target.name.as_str(), target.master.db()), ("m", 3));
-        assert_eq!(target.master.password().unwrap().expose(), "p");
+        assert_eq!(target.master.password().unwrap().current().expose(), "p");
         assert_eq!(target.sentinels[0].to_string(), "redis://s:***@a:26379/0");
-        assert_eq!(target.sentinels[0].password().unwrap().expose(), "q@");
+        assert_eq!(target.sentinels[0].password().unwrap().current().expose(), "q@");
         let other = parse(url).unwrap().with_password(Secret::new("x".to_owned()));
         let Deployment::Sentinel(other) = other else { panic!("it has sentinels") };
-        assert_eq!(other.master.password().unwrap().expose(), "x");
+        assert_eq!(other.master.password().unwrap().current().expose(), "x");
         assert_eq!(other.sentinels, target.sentinels, "theirs is another one");
         let theirs = parse("redis+sentinel://u:p@a,b:2/m").unwrap();
         assert_eq!(theirs.place(), "a:26379,b:2/m");
-        let theirs = theirs.with_sentinel_password(&Secret::new("x".to_owned()));
+        let theirs = theirs.with_sentinel_password(&Secret::new("x").into());
         let Deployment::Sentinel(theirs) = theirs else { panic!("it has sentinels") };
-        assert_eq!(theirs.sentinels[1].password().unwrap().expose(), "x");
-        assert_eq!(theirs.master.password().unwrap().expose(), "p");
+        assert_eq!(theirs.sentinels[1].password().unwrap().current().expose(), "x");
+        assert_eq!(theirs.master.password().unwrap().current().expose(), "p");
     }
 
     #[test]

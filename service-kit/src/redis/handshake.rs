@@ -11,6 +11,7 @@ use super::server_info::{Role, ServerInfo};
 use super::server_watch::SECTIONS;
 use super::target::Target;
 use super::wire::{Frame, Wire};
+use crate::settings::Secret;
 
 /// Settings of a handshake.
 #[derive(Debug, Clone)]
@@ -93,7 +94,7 @@ async fn shake_hands(
     target: &Target,
     handshake: &Handshake,
 ) -> Result<ServerInfo, ConnectError> {
-    let steps = steps(target, handshake);
+    let steps = steps(target, current_password(target).await, handshake);
     let mut bytes = Vec::new();
     for step in &steps {
         step.command.write_packed_command(&mut bytes);
@@ -120,12 +121,19 @@ async fn shake_hands(
     Ok(info)
 }
 
-fn steps(target: &Target, handshake: &Handshake) -> Vec<Step> {
+/// Returns the password of this moment. Reading its file blocks.
+async fn current_password(target: &Target) -> Option<Secret> {
+    let password = target.password()?.clone();
+    // It fails only if the program ends.
+    tokio::task::spawn_blocking(move || password.current()).await.ok()
+}
+
+fn steps(target: &Target, password: Option<Secret>, handshake: &Handshake) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut step = |kind, doing, command: &mut Cmd| {
         steps.push(Step { command: command.clone(), doing, kind });
     };
-    if let Some(password) = target.password() {
+    if let Some(password) = password {
         let mut auth = cmd("AUTH");
         if let Some(user) = target.user() {
             auth.arg(user);

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use percent_encoding::percent_decode_str;
 use url::{Host, Url};
 
+use super::password::Password;
 use crate::settings::Secret;
 
 const DEFAULT_PORT: u16 = 6379;
@@ -17,7 +18,7 @@ pub struct Target {
     address: Address,
     db: u32,
     user: Option<String>,
-    password: Option<Secret>,
+    password: Option<Password>,
     ca_file: Option<PathBuf>,
 }
 
@@ -99,8 +100,8 @@ impl Target {
 
     /// Sets the password, in place of the URL's.
     #[must_use]
-    pub fn with_password(self, password: Secret) -> Self {
-        Self { password: Some(password), ..self }
+    pub fn with_password(self, password: impl Into<Password>) -> Self {
+        Self { password: Some(password.into()), ..self }
     }
 
     /// Trusts the certificates in this PEM file instead of those of the system. For `rediss://` only.
@@ -152,7 +153,7 @@ impl Target {
         self.user.as_deref()
     }
 
-    pub(crate) fn password(&self) -> Option<&Secret> {
+    pub(crate) fn password(&self) -> Option<&Password> {
         self.password.as_ref()
     }
 
@@ -188,7 +189,8 @@ impl FromStr for Target {
         }
         let db = db_of(&url, &address)?;
         let user = decoded(url.username())?;
-        let password = decoded(url.password().unwrap_or(""))?.map(Secret::new);
+        let password =
+            decoded(url.password().unwrap_or(""))?.map(|text| Password::from(Secret::new(text)));
         Ok(Self { address, db, user, password, ca_file: None })
     }
 }
@@ -303,7 +305,7 @@ mod tests {
     fn user_and_password_are_percent_decoded() {
         let target = parse("redis://us%3Aer:p%40%2F%23@host").unwrap();
         assert_eq!(target.user(), Some("us:er"));
-        assert_eq!(target.password().unwrap().expose(), "p@/#");
+        assert_eq!(target.password().unwrap().current().expose(), "p@/#");
         assert!(!format!("{target:?}").contains("p@/#"));
     }
 
