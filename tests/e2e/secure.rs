@@ -217,9 +217,14 @@ async fn a_wrong_password_is_reported_without_showing_it() -> Result<()> {
 
 /// Writes a self-signed certificate of this machine and its key, and returns their paths.
 pub(crate) fn certificate(folder: &Path) -> Result<(String, String)> {
+    certificate_of(folder, &["localhost", "127.0.0.1"])
+}
+
+/// Like [`certificate`], for these names and addresses.
+pub(crate) fn certificate_of(folder: &Path, names: &[&str]) -> Result<(String, String)> {
     let path = |file: &str| folder.join(file).display().to_string();
     let (cert, key) = (path("cert.pem"), path("key.pem"));
-    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let made = rcgen::generate_simple_self_signed(names)?;
     std::fs::write(&cert, made.cert.pem())?;
     std::fs::write(&key, made.signing_key.serialize_pem())?;

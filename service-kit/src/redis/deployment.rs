@@ -1,6 +1,7 @@
 //! One server, the servers of a cluster, or the master that sentinels name.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -39,10 +40,15 @@ impl ClusterTarget {
         &self.seeds
     }
 
-    /// Returns the node at an address, with the credentials of all.
+    /// Returns the node at an address, with the credentials of all. A node that is reported by its IP address may have the
+    /// certificate of the first configured name.
     #[must_use]
     pub fn node(&self, address: Address) -> Target {
-        self.node.at(address)
+        let name = self.seeds.iter().find_map(|seed| match seed {
+            Address::Tcp { host, .. } if host.parse::<IpAddr>().is_err() => Some(host.clone()),
+            _ => None,
+        });
+        self.node.at(address).known_as(name)
     }
 
     /// Returns the address of a node that the cluster reports. All nodes use TLS, or none.

@@ -43,7 +43,10 @@ async fn open(target: &Target, address: &Address) -> io::Result<Box<dyn ByteStre
             let stream = connect_tcp(host, *port).await?;
             set_tcp_options(&stream)?;
             if *tls {
-                Ok(Box::new(tls::handshake(stream, host, target.ca_file()).await?))
+                Ok(Box::new(
+                    tls::handshake(stream, (host, target.certificate_name()), target.ca_file())
+                        .await?,
+                ))
             } else {
                 Ok(Box::new(stream))
             }

@@ -20,6 +20,8 @@ pub struct Target {
     user: Option<String>,
     password: Option<Password>,
     ca_file: Option<PathBuf>,
+    /// The name that the certificate may have in place of an IP address.
+    known_as: Option<String>,
 }
 
 /// The address of one server.
@@ -143,6 +145,12 @@ impl Target {
         Self { address, ..self.clone() }
     }
 
+    /// Accepts a certificate with this name, too, if the server's host is an IP address.
+    #[must_use]
+    pub(super) fn known_as(self, name: Option<String>) -> Self {
+        Self { known_as: name, ..self }
+    }
+
     /// Returns `true` if connections are encrypted.
     #[must_use]
     pub fn uses_tls(&self) -> bool {
@@ -155,6 +163,11 @@ impl Target {
 
     pub(crate) fn password(&self) -> Option<&Password> {
         self.password.as_ref()
+    }
+
+    /// Returns the name that the certificate may have in place of an IP address.
+    pub(crate) fn certificate_name(&self) -> Option<&str> {
+        self.known_as.as_deref()
     }
 
     pub(crate) fn ca_file(&self) -> Option<&Path> {
@@ -191,7 +204,7 @@ impl FromStr for Target {
         let user = decoded(url.username())?;
         let password =
             decoded(url.password().unwrap_or(""))?.map(|text| Password::from(Secret::new(text)));
-        Ok(Self { address, db, user, password, ca_file: None })
+        Ok(Self { address, db, user, password, ca_file: None, known_as: None })
     }
 }
 

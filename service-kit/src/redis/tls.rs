@@ -4,10 +4,15 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{
+    ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    WantsVerifier,
+};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -20,17 +25,28 @@ pub fn install_crypto_provider() {
     }
 }
 
-/// Performs the TLS handshake on `stream`. The server's certificate must be valid for `host`.
+/// Performs the TLS handshake on `stream`. The server's certificate must be valid for the host; or for the name, if there
+/// is one and the host is an IP address.
 pub(crate) async fn handshake(
     stream: TcpStream,
-    host: &str,
+    (host, name): (&str, Option<&str>),
     ca_file: Option<&Path>,
 ) -> io::Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from(host.to_owned())
-        .map_err(|_| invalid(format!("`{host}` cannot be the name in a certificate")))?;
+    let server_name = |host: &str| {
+        ServerName::try_from(host.to_owned())
+            .map_err(|_| invalid(format!("`{host}` cannot be the name in a certificate")))
+    };
+    let host = server_name(host)?;
+    let (name, address) = match name {
+        Some(name) if matches!(host, ServerName::IpAddress(_)) => (server_name(name)?, Some(host)),
+        _ => (host, None),
+    };
     // Built for each connection, so that renewed certificates are picked up. Reading them blocks.
     let ca_file = ca_file.map(Path::to_owned);
-    let config = tokio::task::spawn_blocking(move || client_config(ca_file.as_deref()));
+    let config = tokio::task::spawn_blocking(move || match address {
+        None => client_config(ca_file.as_deref()),
+        Some(address) => config_for_either(ca_file.as_deref(), address),
+    });
     let config = config.await.map_err(io::Error::other)??;
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
@@ -41,15 +57,78 @@ pub(crate) async fn handshake(
 ///
 /// A file that cannot be read, or no authority at all.
 pub(crate) fn client_config(ca_file: Option<&Path>) -> io::Result<ClientConfig> {
-    let roots = match ca_file {
-        Some(path) => roots_of_file(path)?,
-        None => system_roots()?,
-    };
+    Ok(builder()?.with_root_certificates(roots(ca_file)?).with_no_client_auth())
+}
+
+/// Returns a configuration that also accepts certificates for this address.
+fn config_for_either(
+    ca_file: Option<&Path>,
+    address: ServerName<'static>,
+) -> io::Result<ClientConfig> {
     let provider = Arc::new(ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?;
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+    let roots = Arc::new(roots(ca_file)?);
+    let by_name = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+    let verifier = NameOrAddress { by_name: by_name.map_err(io::Error::other)?, address };
+    let builder = builder()?.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
+    Ok(builder.with_no_client_auth())
+}
+
+fn builder() -> io::Result<ConfigBuilder<ClientConfig, WantsVerifier>> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider);
+    builder.with_safe_default_protocol_versions().map_err(io::Error::other)
+}
+
+fn roots(ca_file: Option<&Path>) -> io::Result<RootCertStore> {
+    match ca_file {
+        Some(path) => roots_of_file(path),
+        None => system_roots(),
+    }
+}
+
+/// Verifies a certificate as usual, for a name or else for an address.
+#[derive(Debug)]
+struct NameOrAddress {
+    by_name: Arc<WebPkiServerVerifier>,
+    address: ServerName<'static>,
+}
+
+impl ServerCertVerifier for NameOrAddress {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let valid_for = |name: &ServerName<'_>| {
+            self.by_name.verify_server_cert(certificate, intermediates, name, ocsp, now)
+        };
+        valid_for(&self.address).or_else(|_| valid_for(name))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.by_name.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.by_name.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.by_name.supported_verify_schemes()
+    }
 }
 
 /// Checks that a file holds the certificates of authorities.

@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::{Agent, Client, RedisCluster, RedisServer, Reply, eventually, http};
 
 use super::grace::{GRACE, graced, resume};
 use super::{assert_error, holder, lock};
-use crate::secure::{certificate, documented_users, refused};
+use crate::secure::{certificate, certificate_of, documented_users, refused};
 
 /// A lease and a poll interval too long for any test: only messages and reconnects wake waiters.
 const ENDLESS: [&str; 4] = ["--lease", "10m", "--poll-max", "10m"];
@@ -500,6 +500,27 @@ async fn a_cluster_is_reached_by_tls() -> Result<()> {
     // An agent that does not know the authority does not trust the servers.
     let stranger = Agent::at(&cluster.url(), &[]).await?;
     let reply = stranger.client().await?.call("LOCK b WAIT 300").await?;
+    assert!(reply.is_error("UNAVAILABLE"), "{reply}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn nodes_with_addresses_may_have_the_certificate_of_the_configured_name() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (cert, key) = certificate_of(folder.path(), &["localhost"])?;
+    let cluster = RedisCluster::with_tls(3, &cert, &key).await?;
+    let flags = [ENDLESS.as_slice(), &["--redis-ca-file", &cert]].concat();
+    // As in Azure: one public name, and nodes that announce their addresses.
+    let url = cluster.url();
+    let (named, _others) = url.split_once(',').context("there is one node")?;
+    let agent = Agent::at(&named.replace("127.0.0.1", "localhost"), &flags).await?;
+    let mut worker = agent.client().await?;
+    for name in cluster.names("a") {
+        lock(&mut worker, &format!("LOCK {name} WAIT 20000")).await?;
+    }
+    // Without a configured name the certificate has to be valid for the addresses.
+    let strict = Agent::at(named, &flags).await?;
+    let reply = strict.client().await?.call("LOCK b WAIT 300").await?;
     assert!(reply.is_error("UNAVAILABLE"), "{reply}");
     Ok(())
 }
