@@ -139,7 +139,9 @@ impl Restart {
         let lost_locks = counted(count as u64, "held lock");
         let lost = format!("{lost_locks} of database {db}");
         match &self.cause {
-            RestartCause::Started => format!("the server restarted without {lost}"),
+            RestartCause::Started => {
+                format!("the server restarted, or another one took over, without {lost}")
+            }
             RestartCause::Promoted(address) => {
                 format!("{address} is the master now, without {lost}")
             }

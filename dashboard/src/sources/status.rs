@@ -187,6 +187,12 @@ impl Server {
         }
     }
 
+    /// Returns whether the server is a replica, although the settings name it as the server to read.
+    fn is_replica(&self) -> bool {
+        let is_replica = |info: Arc<ServerInfo>| info.role == Some(Role::Replica);
+        self.reads.is_none() && !self.whole && self.info().is_some_and(is_replica)
+    }
+
     /// Returns the reason why the server itself is read although the settings request a replica.
     fn replica_unused(&self) -> Option<String> {
         match &*self.reads.as_ref()?.borrow() {
@@ -460,6 +466,13 @@ impl Sources {
                 "{} ({}): the server itself is read, and no replica: {reason}.",
                 server.deployment, server.node
             ))
+        }));
+        limits.extend(servers.iter().filter(|server| server.is_replica()).map(|server| {
+            format!(
+                "{} ({}): the server is a replica, so its locks may be out of date and waiters at its master are not \
+                 counted; name the master in --redis-url.",
+                server.deployment, server.node
+            )
         }));
         limits.extend(
             self.lists()

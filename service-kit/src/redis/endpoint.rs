@@ -10,6 +10,7 @@ use tokio_util::sync::DropGuard;
 
 use super::deployment::{Deployment, SentinelTarget};
 use super::error::ConnectError;
+use super::fixed_address::{FixedAddress, Moves};
 use super::server_info::{Role, ServerInfo};
 use super::target::{Address, Target};
 
@@ -57,6 +58,8 @@ pub struct Endpoint {
     /// Requests another check by the resolver soon.
     suspect: Arc<Notify>,
     rules: Rules,
+    /// What connections find at a fixed address.
+    fixed: Option<Arc<FixedAddress>>,
     _resolver: Option<Arc<DropGuard>>,
 }
 
@@ -70,7 +73,12 @@ impl Endpoint {
         rules: Rules,
         resolver: Arc<DropGuard>,
     ) -> Self {
-        Self { login, sentinels, current, suspect, rules, _resolver: Some(resolver) }
+        Self { login, sentinels, current, suspect, rules, fixed: None, _resolver: Some(resolver) }
+    }
+
+    /// Adds the task that watches a fixed address, which ends when the last clone drops it.
+    pub(super) fn watched(self, watcher: Arc<DropGuard>) -> Self {
+        Self { _resolver: Some(watcher), ..self }
     }
 
     /// Returns the same server, or the same master by the same sentinels, with the credentials and the database of
@@ -80,6 +88,9 @@ impl Endpoint {
         match url {
             Deployment::Sentinel(url) if self.sentinels.is_some() => {
                 Self { login: url.master.clone(), ..self.clone() }
+            }
+            Deployment::Server(target) if target.address() == self.login.address() => {
+                Self { login: target.clone(), ..self.clone() }
             }
             Deployment::Server(target) => target.clone().into(),
             Deployment::Sentinel(_) | Deployment::Cluster(_) => self.clone(),
@@ -137,12 +148,37 @@ impl Endpoint {
         }
     }
 
-    /// Checks the role of the server that a connection reached: sentinels may report one that has just been demoted.
+    pub(super) fn fixed(&self) -> Option<&Arc<FixedAddress>> {
+        self.fixed.as_ref()
+    }
+
+    /// Returns the moves from now on, for a connection that is about to begin.
+    pub(super) fn moves(&self) -> Moves {
+        self.fixed.as_ref().map_or(Moves::NONE, |fixed| fixed.moves())
+    }
+
+    /// Records what a live connection has found.
+    pub(super) fn found(&self, info: &ServerInfo) {
+        if let Some(fixed) = &self.fixed {
+            fixed.found(info, None);
+        }
+    }
+
+    /// Records the server that a new connection reached, and checks its role: sentinels may report one that has just been
+    /// demoted.
     ///
     /// # Errors
     ///
     /// [`ConnectError::Replica`] for a replica where only masters are accepted.
-    pub(super) fn check(&self, target: &Target, info: &ServerInfo) -> Result<(), ConnectError> {
+    pub(super) fn reached(
+        &self,
+        target: &Target,
+        info: &ServerInfo,
+        moves: &mut Moves,
+    ) -> Result<(), ConnectError> {
+        if let Some(fixed) = &self.fixed {
+            fixed.found(info, Some(moves));
+        }
         if self.rules.master_only && info.role == Some(Role::Replica) {
             return Err(ConnectError::Replica { address: target.address().to_string() });
         }
@@ -151,8 +187,11 @@ impl Endpoint {
 
     /// Waits until a connection to `address` goes to the wrong server, and returns the reason. The server itself may
     /// not know: one that is cut off from the others continues as a master, and everything written there will be lost.
-    pub(super) async fn moved_from(&self, address: &Address) -> &'static str {
-        self.changed_from(Some(address)).await;
+    pub(super) async fn moved_from(&self, address: &Address, moves: &mut Moves) -> &'static str {
+        tokio::select! {
+            () = self.changed_from(Some(address)) => {}
+            () = moves.next() => {}
+        }
         self.rules.moved
     }
 
@@ -166,7 +205,7 @@ impl Endpoint {
 
     /// Waits until an address is known that differs from `address`.
     pub(super) async fn changed_from(&self, address: Option<&Address>) {
-        let fixed = self._resolver.is_none();
+        let fixed = self.fixed.is_some();
         let mut current = self.current.clone();
         let differs = current.wait_for(|destination| {
             let current = destination.address();
@@ -190,11 +229,12 @@ impl From<Target> for Endpoint {
         let (_, current) = watch::channel(Destination::Address(login.address().clone()));
         let rules = Rules {
             first_result: Duration::ZERO,
-            moved: "the server's address changed",
+            moved: "another master was found at the address",
             master_only: false,
         };
         let suspect = Arc::default();
-        Self { login, sentinels: None, current, suspect, rules, _resolver: None }
+        let fixed = Some(Arc::new(FixedAddress::new(Arc::clone(&suspect))));
+        Self { login, sentinels: None, current, suspect, rules, fixed, _resolver: None }
     }
 }
 

@@ -17,6 +17,7 @@ mod dial;
 mod endpoint;
 mod error;
 mod excerpt;
+mod fixed_address;
 mod handshake;
 mod link;
 mod monitor;

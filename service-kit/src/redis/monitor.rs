@@ -7,6 +7,7 @@ use redis::cmd;
 use super::endpoint::Endpoint;
 use super::error::{ConnectError, ServerError};
 use super::excerpt::excerpt;
+use super::fixed_address::Moves;
 use super::handshake::{self, Handshake};
 use super::server_info::ServerInfo;
 use super::wire::{Frame, Wire};
@@ -19,6 +20,7 @@ use super::wire::{Frame, Wire};
 #[derive(Debug)]
 pub struct Monitor {
     endpoint: Endpoint,
+    moves: Moves,
     wire: Wire,
     info: ServerInfo,
     id: Option<i64>,
@@ -66,11 +68,14 @@ impl Monitor {
         class: OutputClass,
     ) -> Result<Self, MonitorError> {
         let handshake = Handshake::plain(name.to_owned(), timeout, timeout);
-        let (wire, info) = connect(endpoint, &handshake).await.map_err(|error| match error {
+        let mut moves = endpoint.moves();
+        let connected = connect(endpoint, &handshake, &mut moves).await;
+        let (wire, info) = connected.map_err(|error| match error {
             ConnectError::Refused { error, .. } if error.is_denied() => MonitorError::Denied(error),
             other => MonitorError::Failed(other.to_string()),
         })?;
-        let mut monitor = Self { endpoint: endpoint.clone(), wire, info, id: None, given: false };
+        let mut monitor =
+            Self { endpoint: endpoint.clone(), moves, wire, info, id: None, given: false };
         match tokio::time::timeout(timeout, monitor.begin(class)).await {
             Ok(begun) => begun.map(|()| monitor),
             Err(_) => Err(MonitorError::Failed(format!("no answer to MONITOR within {timeout:?}"))),
@@ -144,7 +149,7 @@ impl Monitor {
         if self.wire.received().is_empty() {
             let moved = async {
                 match &self.info.address {
-                    Some(address) => self.endpoint.moved_from(address).await,
+                    Some(address) => self.endpoint.moved_from(address, &mut self.moves).await,
                     None => std::future::pending().await,
                 }
             };
@@ -180,11 +185,12 @@ fn expect(
 async fn connect(
     endpoint: &Endpoint,
     handshake: &Handshake,
+    moves: &mut Moves,
 ) -> Result<(Wire, ServerInfo), ConnectError> {
     let target = endpoint.resolve().await?;
     let connected = handshake::connect(&target, handshake).await;
     let checked = connected.and_then(|(wire, info)| {
-        endpoint.check(&target, &info)?;
+        endpoint.reached(&target, &info, moves)?;
         Ok((wire, info))
     });
     if checked.is_err() {

@@ -16,6 +16,7 @@ use crate::clock::boot_micros;
 use crate::redis::backoff::{Backoff, PROVEN};
 use crate::redis::endpoint::Endpoint;
 use crate::redis::error::ConnectError;
+use crate::redis::fixed_address::Moves;
 use crate::redis::handshake::{self, Handshake};
 use crate::redis::server_info::ServerInfo;
 use crate::redis::server_watch::{ServerWatch, commands};
@@ -76,10 +77,10 @@ impl Supervisor {
         let mut last_failure = None;
         loop {
             let pause = match self.connect().await {
-                Ok((driver, info, address)) => {
+                Ok((driver, info, address, moves)) => {
                     last_failure = None;
                     let since = Instant::now();
-                    self.watch(driver, ServerWatch::new(info), &address).await;
+                    self.watch(driver, ServerWatch::new(info), (&address, moves)).await;
                     self.endpoint.suspect();
                     if since.elapsed() >= PROVEN {
                         backoff.reset();
@@ -100,12 +101,14 @@ impl Supervisor {
     /// Connects, and makes the connection the link's current one. It lives as long as the driver's task.
     async fn connect(
         &mut self,
-    ) -> Result<(AbortOnDropHandle<()>, ServerInfo, Address), ConnectError> {
+    ) -> Result<(AbortOnDropHandle<()>, ServerInfo, Address, Moves), ConnectError> {
         self.tried = None;
+        let mut moves = self.endpoint.moves();
         let target = self.endpoint.resolve().await?;
         let address = target.address().clone();
         self.tried = Some(address.clone());
         let (wire, info) = handshake::connect(&target, &self.handshake).await?;
+        self.endpoint.reached(&target, &info, &mut moves)?;
         if self.shared.refuses(&info) {
             return Err(ConnectError::Replica { address: address.to_string() });
         }
@@ -129,7 +132,7 @@ impl Supervisor {
         let connection =
             Connection { generation: self.generation, mux, driver: driver.abort_handle(), refusal };
         self.shared.set_up(connection, info.clone());
-        Ok((driver, info, address))
+        Ok((driver, info, address, moves))
     }
 
     /// Returns when the connection has ended, for any reason.
@@ -137,9 +140,9 @@ impl Supervisor {
         &self,
         mut driver: AbortOnDropHandle<()>,
         mut server: ServerWatch,
-        address: &Address,
+        (address, mut moves): (&Address, Moves),
     ) {
-        let mut moved = pin!(self.endpoint.moved_from(address));
+        let mut moved = pin!(self.endpoint.moved_from(address, &mut moves));
         let mut why = CLOSED;
         // The first check happens at once and reads the server's clock.
         let mut check_at = self.pace.check.map(|_| Instant::now());
@@ -198,6 +201,7 @@ impl Supervisor {
                 redis.target = %self.endpoint, link = self.handshake.name, changed = changed.join(", "),
                 "the Redis server has changed"
             );
+            self.endpoint.found(server.info());
             if self.shared.refuses(server.info()) {
                 self.shared.fail(generation, READ_ONLY);
                 return false;

@@ -12,6 +12,7 @@ use super::wanted::{Topic, Wanted};
 use crate::redis::backoff::{Backoff, PROVEN};
 use crate::redis::endpoint::Endpoint;
 use crate::redis::error::ConnectError;
+use crate::redis::fixed_address::Moves;
 use crate::redis::handshake::{self, Handshake};
 use crate::redis::target::Address;
 use crate::redis::wire::Wire;
@@ -59,12 +60,15 @@ impl Task {
         let mut last_failure = None;
         loop {
             let mut tried = None;
-            let pause = match self.connect(&mut tried).await {
+            let mut moves = self.endpoint.moves();
+            let pause = match self.connect(&mut tried, &mut moves).await {
                 Ok((wire, address)) => {
                     last_failure = None;
                     let since = Instant::now();
                     tracing::debug!(redis.target = %self.endpoint, link = self.handshake.name, "connected for pub/sub");
-                    let End::Broken(reason) = self.converse(wire, &address).await else { return };
+                    let End::Broken(reason) = self.converse(wire, &address, moves).await else {
+                        return;
+                    };
                     self.endpoint.suspect();
                     tracing::warn!(redis.target = %self.endpoint, link = self.handshake.name, reason, "lost the pub/sub connection to Redis");
                     if self.deliver(PubSubEvent::Down { reason }).await.is_err() {
@@ -98,18 +102,22 @@ impl Task {
     }
 
     /// Connects. Stores the address in `tried` even if that fails.
-    async fn connect(&self, tried: &mut Option<Address>) -> Result<(Wire, Address), ConnectError> {
+    async fn connect(
+        &self,
+        tried: &mut Option<Address>,
+        moves: &mut Moves,
+    ) -> Result<(Wire, Address), ConnectError> {
         let target = self.endpoint.resolve().await?;
         *tried = Some(target.address().clone());
         let (wire, info) = handshake::connect(&target, &self.handshake).await?;
-        self.endpoint.check(&target, &info)?;
+        self.endpoint.reached(&target, &info, moves)?;
         Ok((wire, target.address().clone()))
     }
 
-    async fn converse(&self, wire: Wire, address: &Address) -> End {
+    async fn converse(&self, wire: Wire, address: &Address, mut moves: Moves) -> End {
         tokio::select! {
             end = Session::new(self, wire).run() => end,
-            reason = self.endpoint.moved_from(address) => End::Broken(reason.to_owned()),
+            reason = self.endpoint.moved_from(address, &mut moves) => End::Broken(reason.to_owned()),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Resolvers: tasks that find out where a connection has to go, and keep an [`Endpoint`] up to date.
 
 mod cluster;
+mod fixed;
 mod replica;
 mod resolver;
 mod sentinel;
@@ -13,7 +14,8 @@ use super::deployment::{ClusterTarget, Deployment};
 use super::endpoint::Endpoint;
 use crate::shutdown::Shutdown;
 
-/// Returns the endpoint of a deployment with one server at a time. Sentinels are queried from now on.
+/// Returns the endpoint of a deployment with one server at a time. Its name, or its
+/// sentinels, are queried from now on.
 ///
 /// # Errors
 ///
@@ -21,14 +23,14 @@ use crate::shutdown::Shutdown;
 ///
 /// # Panics
 ///
-/// With sentinels, outside of a tokio runtime.
+/// Outside of a tokio runtime.
 pub fn resolve(
     deployment: &Deployment,
     options: ResolverOptions,
     shutdown: &Shutdown,
 ) -> Result<Endpoint, Box<ClusterTarget>> {
     match deployment {
-        Deployment::Server(target) => Ok(target.clone().into()),
+        Deployment::Server(target) => Ok(fixed::start(target.clone(), options, shutdown)),
         Deployment::Sentinel(target) => Ok(sentinel::start(target.clone(), options, shutdown)),
         Deployment::Cluster(target) => Err(Box::new(target.clone())),
     }
