@@ -35,6 +35,8 @@ pub(super) struct Rights {
     user: String,
     /// Commands as in an ACL rule, without the `+`.
     commands: Vec<&'static str>,
+    /// Commands that the server itself does not offer, such as those that a managed service removes.
+    missing: Vec<&'static str>,
     /// Key patterns, without the `%R~` or `~`.
     keys: Vec<String>,
     channels: Vec<String>,
@@ -156,6 +158,9 @@ impl Rights {
     }
 
     fn refuse(&mut self, rule: &'static str, error: &ServerError) {
+        if error.is_unknown_command() {
+            self.missing.push(rule);
+        }
         if !error.is_denied() || concerns_key(error) {
             return;
         }
@@ -210,7 +215,9 @@ impl Rights {
 
     /// Returns whether the account may run every command that is needed to read a lock.
     pub(super) fn can_read_locks(&self) -> bool {
-        !ESSENTIAL.iter().any(|command| self.commands.contains(command))
+        !ESSENTIAL
+            .iter()
+            .any(|command| self.commands.contains(command) || self.missing.contains(command))
     }
 
     pub(super) fn may_count_subscribers(&self) -> bool {
@@ -268,6 +275,22 @@ impl Rights {
             let rules = self.channels.iter().map(|channel| format!("'&{channel}'")).collect();
             add(FindingId::AccountChannels, Severity::Warning, evidence, rules);
         }
+        if !self.missing.is_empty() {
+            let (severity, blind) = match self.can_read_locks() {
+                true => (Severity::Note, ""),
+                false => (Severity::Problem, ", so its locks were not read"),
+            };
+            let list = self.missing.join(", ").replace('|', " ").to_uppercase();
+            let evidence = format!("The server does not offer {list}{blind}.");
+            let next = "docs/howto/managed-redis.md says what works without them.";
+            findings.push(Finding::new(
+                FindingId::CommandsMissing,
+                severity,
+                subject,
+                evidence,
+                next,
+            ));
+        }
         findings
     }
 }
@@ -298,11 +321,13 @@ mod tests {
             "llen",
             &denied("this user has no permissions to access one of the keys used as arguments"),
         );
-        rights.refuse(
-            "zcard",
-            &ServerError { code: "ERR".into(), message: "unknown command".into() },
-        );
+        let unknown = ServerError { code: "ERR".into(), message: "unknown command".into() };
+        rights.refuse("config|get", &unknown);
         assert_eq!(rights.commands, Vec::<&str>::new());
+        assert!(rights.can_read_locks());
+        let found = rights.judge(&subject(), false, 0, 9);
+        assert_eq!((found[0].id, found[0].severity), (FindingId::CommandsMissing, Severity::Note));
+        assert_eq!(found[0].evidence, "The server does not offer CONFIG GET.");
         rights.refuse(
             "memory|usage",
             &denied("User alice has no permissions to run the 'memory|usage' command"),

@@ -12,7 +12,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::account::{Features, Rights};
-use super::finding::{Finding, Subject};
+use super::finding::{Finding, FindingId, Severity, Subject};
 use super::locks::{Holders, LockSummary, Standing, judge, suspects};
 use super::report::Parts;
 use super::server::ServerState;
@@ -110,6 +110,18 @@ impl NodeCheck<'_> {
         let state = ServerState::read(&node.link, config.monitor.budget).await.map_err(said)?;
         parts.servers.push(state.summary(&node.subject));
         parts.findings.extend(state.judge(&node.subject, &deployment.dbs, config.monitor.max_ops));
+        if node.info.cluster && !deployment.target.is_cluster() {
+            let evidence = "This server is one node of a cluster: the locks of its other nodes are not checked.";
+            let scheme = if deployment.target.uses_tls() { "rediss" } else { "redis" };
+            let next = format!("Name it as `{scheme}+cluster://{}`.", deployment.target.place());
+            parts.findings.push(Finding::new(
+                FindingId::Incomplete,
+                Severity::Warning,
+                &node.subject,
+                evidence,
+                next,
+            ));
+        }
         let features = Features {
             cluster: node.info.cluster,
             shards: node.info.has_shards(),

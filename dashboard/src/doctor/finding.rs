@@ -32,6 +32,7 @@ pub(super) enum FindingId {
     AccountCommands,
     AccountKeys,
     AccountChannels,
+    CommandsMissing,
     PersistenceOff,
     ReplicasNotRequired,
     ReplicaLagging,

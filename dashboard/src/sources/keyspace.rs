@@ -50,6 +50,9 @@ struct Notifications {
 }
 
 impl Notifications {
+    /// What may be sent by a server that does not offer its setting.
+    const ANY: Self = Self { keys: true, expired: true };
+
     /// Parses the setting `notify-keyspace-events`.
     fn from_flags(flags: &str) -> Self {
         let has = |flag: char| flags.contains(flag);
@@ -87,6 +90,10 @@ pub struct Keyspace {
     choice: Choice,
     topics: HashMap<Vec<u8>, Topic>,
     setting: Option<(Instant, Result<Notifications, String>)>,
+    /// The reason why the server's setting is unknown, although the server may send notifications.
+    unoffered: Option<String>,
+    /// Set once a notification has arrived from a server whose setting is unknown.
+    proven: bool,
     received: u32,
     suspended_until: Option<Instant>,
     refused: Option<String>,
@@ -117,6 +124,8 @@ impl Keyspace {
             choice: Choice::default(),
             topics: HashMap::new(),
             setting: None,
+            unoffered: None,
+            proven: false,
             received: 0,
             suspended_until: None,
             refused: None,
@@ -149,6 +158,7 @@ impl Keyspace {
                 PubSubEvent::Message { channel, payload, .. } => {
                     self.received = self.received.saturating_add(1);
                     let Some(topic) = self.topics.get(&channel) else { continue };
+                    self.proven = true;
                     let (scope, name, expired) = match topic {
                         Topic::Key(scope, name) => (*scope, name.clone(), payload == b"expired"),
                         Topic::Expired(scope) => {
@@ -167,7 +177,10 @@ impl Keyspace {
                     self.refused =
                         Some(format!("the account may not subscribe to `{channel}`: {reason}"));
                 }
-                PubSubEvent::Up => self.refused = None,
+                PubSubEvent::Up => {
+                    self.refused = None;
+                    self.proven = false;
+                }
                 PubSubEvent::Down { .. }
                 | PubSubEvent::Moved(_)
                 | PubSubEvent::Subscribed(_)
@@ -217,6 +230,13 @@ impl Keyspace {
         if let Some(refused) = &self.refused {
             return self.status.set(SourceState::Denied, refused.clone());
         }
+        if let Some(why) = self.unoffered.as_ref().filter(|_| !self.proven) {
+            let why = format!(
+                "none has arrived for {}; whether the server sends notifications (notify-keyspace-events) is unknown: {why}",
+                counted(keys as u64, "held lock")
+            );
+            return self.status.set(SourceState::Off, why);
+        }
         let locks = counted(keys as u64, "lock");
         let detail = match (notifications.keys, notifications.expired) {
             (true, true) => format!("changes of {locks} are received, and expired keys"),
@@ -241,9 +261,19 @@ impl Keyspace {
         }
         let mut command = cmd("CONFIG");
         command.arg("GET").arg("notify-keyspace-events");
+        self.unoffered = None;
         let notifications = match self.link.call(command).await {
-            Ok(reply) => {
-                Ok(flags(&reply).map(|flags| Notifications::from_flags(&flags)).unwrap_or_default())
+            Ok(reply) => Ok(flags(&reply).map_or_else(
+                || {
+                    self.unoffered = Some("CONFIG GET returns nothing".to_owned());
+                    Notifications::ANY
+                },
+                |flags| Notifications::from_flags(&flags),
+            )),
+            // Managed services have no CONFIG, and may send notifications all the same.
+            Err(CallError::Refused(refused)) if refused.is_unknown_command() => {
+                self.unoffered = Some("the server does not offer CONFIG GET".to_owned());
+                Ok(Notifications::ANY)
             }
             Err(CallError::Refused(refused)) if !refused.is_transient() => {
                 Err(format!("the account may not read notify-keyspace-events: {refused}"))

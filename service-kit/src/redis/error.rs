@@ -85,11 +85,26 @@ impl ServerError {
             || self.message.starts_with("invalid password")
     }
 
+    /// Returns `true` if the server does not offer the command: it is too old, or its operator has removed the command.
+    #[must_use]
+    pub fn is_unknown_command(&self) -> bool {
+        let text = self.message.to_ascii_lowercase();
+        self.code == "ERR"
+            && (text.starts_with("unknown command") || text.starts_with("unknown subcommand"))
+    }
+
     /// Returns `true` if the server has reached its limit of clients.
     #[must_use]
     pub fn is_max_clients(&self) -> bool {
         self.message.contains("max number of clients")
     }
+}
+
+/// Returns the error of a command in a script, which Redis before 7.0 wraps: `ERR Error running script (call to f_…):
+/// @user_script:9: @user_script: 9: -READONLY …`.
+fn error_in_script(line: &str) -> Option<&str> {
+    let text = line.strip_prefix("ERR Error running script ")?;
+    text.split_once(": -").map(|(_place, error)| error)
 }
 
 /// A redirection to another node of a cluster.
@@ -100,13 +115,6 @@ pub struct Redirect {
     pub ask: bool,
     /// The node's host; empty for the host of the server that replied.
     pub host: String,
-/// Returns the error of a command in a script, which Redis before 7.0 wraps: `ERR Error running script (call to f_…):
-/// @user_script:9: @user_script: 9: -READONLY …`.
-fn error_in_script(line: &str) -> Option<&str> {
-    let text = line.strip_prefix("ERR Error running script ")?;
-    text.split_once(": -").map(|(_place, error)| error)
-}
-
     /// The node's port.
     pub port: u16,
 }
@@ -224,8 +232,27 @@ mod tests {
         let queued = "EXECABORT Transaction discarded because of previous errors.";
         assert!(!ServerError::parse(queued).is_denied());
         assert!(ServerError::parse("ERR max number of clients reached").is_max_clients());
+        for line in [
+            "ERR unknown command 'CONFIG', with args beginning with: 'GET' ",
+            "ERR unknown command `config`, with args beginning with: ",
+            "ERR Unknown subcommand or wrong number of arguments for 'NO-TOUCH'. Try CLIENT HELP.",
+        ] {
+            assert!(ServerError::parse(line).is_unknown_command(), "{line}");
+        }
+        assert!(!ServerError::parse("NOPERM unknown command").is_unknown_command());
         assert!(ServerError::parse("NOSCRIPT No matching script.").is_noscript());
         assert_eq!(ServerError::parse("ODD").code, "ODD");
+    }
+
+    #[test]
+    fn the_error_of_a_command_in_a_script_counts_as_that_of_the_script() {
+        let line = "ERR Error running script (call to f_96): @user_script:131: @user_script: 131: \
+                    -READONLY You can't write against a read only replica.";
+        let error = ServerError::parse(line);
+        assert!(error.is_read_only() && error.is_transient());
+        assert_eq!(error.to_string(), "READONLY You can't write against a read only replica.");
+        let own = "ERR Error running script (call to f_96): @user_script:1: unexpected symbol";
+        assert_eq!(ServerError::parse(own).code, "ERR");
     }
 
     #[test]
@@ -244,17 +271,6 @@ mod tests {
         let patience = |line: &str| {
             let error = ServerError::parse(line);
             ConnectError::Refused { while_doing: "connecting", error }.needs_patience()
-    #[test]
-    fn the_error_of_a_command_in_a_script_counts_as_that_of_the_script() {
-        let line = "ERR Error running script (call to f_96): @user_script:131: @user_script: 131: \
-                    -READONLY You can't write against a read only replica.";
-        let error = ServerError::parse(line);
-        assert!(error.is_read_only() && error.is_transient());
-        assert_eq!(error.to_string(), "READONLY You can't write against a read only replica.");
-        let own = "ERR Error running script (call to f_96): @user_script:1: unexpected symbol";
-        assert_eq!(ServerError::parse(own).code, "ERR");
-    }
-
         };
         assert!(patience("WRONGPASS invalid username-password pair or user is disabled."));
         assert!(!patience("ERR max number of clients reached"));

@@ -408,6 +408,12 @@ async fn every_master_of_a_cluster_is_checked() -> Result<()> {
     assert_eq!(finding(&report, "leaked", &names[0])?["certainty"], "certain");
     assert_eq!(finding(&report, "leaked", &names[1])?["certainty"], "suspected");
     finding(&report, "leaked", &names[2])?;
+    // The plain URL of a node finds the locks of that node only.
+    let url = cluster.url().replace("redis+cluster://", "redis://");
+    let (node, _others) = url.split_once(',').context("there is one node")?;
+    let (one, _) = self::report(node, &[]).await?;
+    let advice = finding(&one, "incomplete", "")?["next_step"].to_string();
+    ensure!(advice.contains("redis+cluster://"), "{one:#}");
     Ok(())
 }
 
@@ -433,5 +439,17 @@ async fn a_pass_that_reaches_its_limit_says_so() -> Result<()> {
     let (report, status) = report(&redis.url(), &["--max-locks", "100"]).await?;
     assert_eq!((status, ids(&report)), (1, vec!["incomplete".to_owned()]), "{report:#}");
     assert_eq!(report["databases"][0]["complete"], false);
+    Ok(())
+}
+
+#[tokio::test]
+async fn commands_that_the_server_does_not_offer_are_a_note() -> Result<()> {
+    let without = [("rename-command", "CONFIG "), ("rename-command", "MEMORY ")];
+    let redis = RedisServer::with(&without).await?;
+    let (report, status) = report(&redis.url(), &[]).await?;
+    let missing = finding(&report, "commands_missing", "")?;
+    assert_eq!((&missing["severity"], status), (&Value::from("note"), 0), "{report:#}");
+    let evidence = missing["evidence"].to_string();
+    ensure!(evidence.contains("does not offer CONFIG GET, MEMORY USAGE"), "{evidence}");
     Ok(())
 }

@@ -20,6 +20,8 @@ pub enum Bound {
     Unbounded(String, &'static str),
     /// The account may not read the limits.
     Unreadable,
+    /// The server does not offer CONFIG GET, like most managed services.
+    Unoffered,
 }
 
 /// The limit at which the server disconnects a reader that stalls.
@@ -33,6 +35,8 @@ pub struct Limit {
 impl Limit {
     /// The limit if none is required.
     pub(super) const NONE: Self = Self { class: OutputClass::Normal, memory: None };
+    /// The limit if none is required and none is known. Pub/sub clients have one by default.
+    pub(super) const UNKNOWN: Self = Self { class: OutputClass::PubSub, memory: None };
 
     /// Checks that the server has the memory that a reader in a class of the default settings may use. A limit that the
     /// server has for normal clients counts as consent.
@@ -57,8 +61,17 @@ impl Limit {
 /// # Errors
 /// Without a reply.
 pub async fn bound(link: &Link, budget: ByteSize) -> Result<Bound, CallError> {
-    let limits = setting(link, "client-output-buffer-limit").await?;
-    let clients = setting(link, "maxmemory-clients").await?;
+    let limits = match setting(link, "client-output-buffer-limit").await {
+        Err(CallError::Refused(error)) if error.is_unknown_command() => {
+            return Ok(Bound::Unoffered);
+        }
+        Err(CallError::Refused(_)) => None,
+        limits => limits?,
+    };
+    let clients = match setting(link, "maxmemory-clients").await {
+        Err(CallError::Refused(_)) => None,
+        clients => clients?,
+    };
     let bound = judge(limits.as_deref(), clients.as_deref(), budget);
     if let Bound::Bounded(limit) = bound
         && let Some((reason, advice)) = limit.objection(link).await?
@@ -68,13 +81,10 @@ pub async fn bound(link: &Link, budget: ByteSize) -> Result<Bound, CallError> {
     Ok(bound)
 }
 
-/// Returns the value of a setting, or `None` if it is unknown or not readable.
+/// Returns the value of a setting, or `None` if it is unknown.
 async fn setting(link: &Link, name: &str) -> Result<Option<String>, CallError> {
-    match link.call(cmd("CONFIG").arg("GET").arg(name).clone()).await {
-        Ok(reply) => Ok(texts(&reply).into_iter().nth(1)),
-        Err(CallError::Refused(_)) => Ok(None),
-        Err(error) => Err(error),
-    }
+    let reply = link.call(cmd("CONFIG").arg("GET").arg(name).clone()).await?;
+    Ok(texts(&reply).into_iter().nth(1))
 }
 
 fn judge(limits: Option<&str>, clients: Option<&str>, budget: ByteSize) -> Bound {

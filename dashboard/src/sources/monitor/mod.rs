@@ -22,7 +22,7 @@ use redis::cmd;
 use redisson::monitor::ServerRole;
 use service_kit::redis::{
     CallError, Endpoint, Link, LinkStatus, Monitor as Connection, MonitorError, OutputClass, Role,
-    ServerInfo,
+    ServerError, ServerInfo,
 };
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -96,8 +96,8 @@ enum CloseReason {
     Pause(String),
     /// The connection was lost, or could not be made.
     Broken(String),
-    /// The account may not use MONITOR.
-    Denied(String),
+    /// The server does not let the account use MONITOR.
+    Denied(ServerError),
 }
 
 /// The load, and a reason to close MONITOR, if any.
@@ -156,7 +156,7 @@ impl MonitorReader {
             let class = self.limit.class;
             let end = match Connection::open(&self.endpoint, CLIENT_NAME, TIMEOUT, class).await {
                 Ok(connection) => self.follow(connection, open_reason, load).await,
-                Err(MonitorError::Denied(error)) => CloseReason::Denied(error.to_string()),
+                Err(MonitorError::Denied(error)) => CloseReason::Denied(error),
                 Err(error) => CloseReason::Broken(error.to_string()),
             };
             self.report_end(end).await;
@@ -182,6 +182,11 @@ impl MonitorReader {
                 tracing::warn!(why, "MONITOR connection lost");
                 self.status.set(SourceState::Down, why);
                 sleep(RETRY_AFTER).await;
+            }
+            CloseReason::Denied(error) if error.is_unknown_command() => {
+                let why = format!("the server does not offer MONITOR: {error}");
+                self.status.set(SourceState::Denied, why);
+                self.wait_for_request(DENIED_INTERVAL).await;
             }
             CloseReason::Denied(why) => {
                 let needs = match self.limit.class {
@@ -311,10 +316,13 @@ impl MonitorReader {
             let why = "the account may not read the server's role";
             return Err(refusal(why, Some("Allow it `+info`."), DENIED_INTERVAL));
         }
+        let bound = bound(&self.link, self.settings.budget).await;
         if self.settings.unbounded {
+            let known = !matches!(bound, Ok(Bound::Unoffered));
+            self.limit = if known { Limit::NONE } else { Limit::UNKNOWN };
             return Ok(());
         }
-        match bound(&self.link, self.settings.budget).await {
+        match bound {
             Ok(Bound::Bounded(limit)) => {
                 self.limit = limit;
                 Ok(())
@@ -323,6 +331,12 @@ impl MonitorReader {
             Ok(Bound::Unreadable) => {
                 let why = "the account may not read the server's output-buffer limits, so they count as absent";
                 let remedy = "Allow it `+config|get`, or use --monitor-unbounded.";
+                Err(refusal(why, Some(remedy), DENIED_INTERVAL))
+            }
+            Ok(Bound::Unoffered) => {
+                let why =
+                    "the server does not offer CONFIG GET, so its output-buffer limits are unknown";
+                let remedy = "Use --monitor-unbounded if the service limits the output of pub/sub clients (client-output-buffer-limit).";
                 Err(refusal(why, Some(remedy), DENIED_INTERVAL))
             }
             Err(error) => Err(refusal(&error.to_string(), None, RETRY_AFTER)),
