@@ -88,14 +88,18 @@ pub(crate) fn problems(lock: &Value) -> Vec<String> {
 }
 
 /// Acquires a lock as Redisson does, for longer than any test lasts.
-async fn take(direct: &mut Client, name: &str) -> Result<()> {
+pub(crate) async fn take(direct: &mut Client, name: &str) -> Result<()> {
     direct.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
     direct.call(&format!("PEXPIRE {name} 3600000")).await?.ok()?;
     Ok(())
 }
 
 /// Returns the lock as the API reports it, once it `fits`.
-async fn lock(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
+pub(crate) async fn lock(
+    dashboard: &Dashboard,
+    name: &str,
+    fits: impl Fn(&Value) -> bool,
+) -> Value {
     eventually(&format!("`{name}` to be as it should"), async || {
         let lock = dashboard.json(&format!("/api/v1/lock?name={name}")).await?;
         ensure!(fits(&lock), "{lock}");
@@ -104,6 +108,6 @@ async fn lock(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) 
     .await
 }
 
-fn held(lock: &Value) -> bool {
+pub(crate) fn held(lock: &Value) -> bool {
     lock["state"] == "held" && lock["confirmed"] == true
 }

@@ -4,6 +4,7 @@ mod clocks;
 mod floods;
 mod judge;
 mod links;
+mod managed;
 mod replies;
 mod server;
 mod stalls;

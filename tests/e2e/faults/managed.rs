@@ -1,0 +1,207 @@
+//! Redis as a managed service offers it: without CONFIG, behind an address that outlives its servers, with passwords
+//! that expire.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::proxy::Place;
+use harness::{Agent, Client, Dashboard, Proxy, RedisServer, Reply, eventually};
+use serde_json::Value;
+
+use super::{LONG, assert_held_by, holder, lock, lost, on, ready};
+use crate::dashboard::{held, lock as seen, take};
+
+/// The names of the connections of an agent and of a dashboard.
+const CONNECTIONS: [&str; 5] = [
+    "lockscope-agent",
+    "lockscope-agent-renewals",
+    "lockscope-agent-messages",
+    "lockscope-agent-registry",
+    "lockscope-dashboard",
+];
+
+/// Returns the names of the clients of a server, without those of the test.
+async fn names(direct: &mut Client) -> Result<Vec<String>> {
+    let clients = direct.call("CLIENT LIST").await?.text();
+    let words = clients.split_ascii_whitespace();
+    Ok(words.filter_map(|word| word.strip_prefix("name=lockscope")).map(str::to_owned).collect())
+}
+
+/// Waits until all connections of the programs are at `new`, and none is at `old`.
+async fn until_all_are_at(new: &mut Client, old: &mut Client) {
+    eventually("all connections to lead to the new master", async || {
+        let left = names(old).await?;
+        ensure!(left.is_empty(), "still at the old one: {left:?}");
+        let there = names(new).await?;
+        for name in CONNECTIONS {
+            let name = name.trim_start_matches("lockscope");
+            ensure!(there.iter().any(|there| there == name), "no lockscope{name}: {there:?}");
+        }
+        Ok(())
+    })
+    .await;
+}
+
+async fn run(direct: &mut Client, words: &str) -> Result<()> {
+    direct.call(words).await?.ok()?;
+    Ok(())
+}
+
+/// Returns the row of a source of the only server.
+async fn source(dashboard: &Dashboard, name: &str) -> Result<Value> {
+    let sources = dashboard.json("/api/v1/sources").await?;
+    let mut rows = sources["sources"].as_array().into_iter().flatten();
+    rows.find(|row| row["source"] == name).cloned().context("no such source")
+}
+
+/// Waits until a source has this state, with `word` in its row.
+async fn until_source(dashboard: &Dashboard, name: &str, state: &str, word: &str) {
+    eventually(&format!("{name} to be {state}: {word}"), async || {
+        let row = source(dashboard, name).await?;
+        ensure!(row["state"] == state && row.to_string().contains(word), "{row}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn every_connection_leaves_a_master_that_was_demoted() -> Result<()> {
+    let (mut bench, proxy) = on(RedisServer::start().await?, LONG).await?;
+    let flags = ["--monitor", "on", "--monitor-unbounded"];
+    let mut dashboard = Dashboard::start(&proxy.url(), &flags).await?;
+    let other = RedisServer::start().await?;
+    let mut there = other.client().await?;
+    let mut worker = bench.session().await?;
+    let kept = holder(&lock(&mut worker, "LOCK a").await?)?;
+    run(&mut there, &format!("REPLICAOF 127.0.0.1 {}", bench.redis.port())).await?;
+    eventually("the replica to follow", async || {
+        let info = there.call("INFO replication").await?.text();
+        ensure!(info.contains("master_link_status:up"), "{info}");
+        Ok(())
+    })
+    .await;
+    until_source(&dashboard, "monitor", "on", "").await;
+    // The old master is a replica before new connections lead to the new one, as with a name that changes late.
+    run(&mut bench.direct, &format!("REPLICAOF 127.0.0.1 {}", other.port())).await?;
+    eventually("the demotion to be noticed", async || {
+        let log = dashboard.process().log();
+        ensure!(log.contains("the Redis server has changed"), "{log}");
+        Ok(())
+    })
+    .await;
+    run(&mut there, "REPLICAOF NO ONE").await?;
+    proxy.lead_to(Place::Port(other.port()));
+    until_all_are_at(&mut there, &mut bench.direct).await;
+    until_source(&dashboard, "monitor", "on", "").await;
+    bench.direct = there;
+    assert_held_by(&mut bench, "a", &kept).await?;
+    assert_eq!(lost(&bench.agent).await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_replica_that_is_watched_on_purpose_is_not_left() -> Result<()> {
+    let server = RedisServer::start().await?;
+    let follows = format!("127.0.0.1 {}", server.port());
+    let replica = RedisServer::with(&[("replicaof", &follows)]).await?;
+    let proxy = Proxy::tcp(Place::Port(replica.port())).await?;
+    let dashboard = Dashboard::start(&proxy.url(), &["--monitor", "off"]).await?;
+    until_source(&dashboard, "poll", "on", "").await;
+    let before = proxy.lines(Some("lockscope-dashboard")).len();
+    proxy.lead_to(Place::Port(server.port()));
+    let mut direct = server.client().await?;
+    take(&mut direct, "a").await?;
+    seen(&dashboard, "a", held).await;
+    let sources = dashboard.json("/api/v1/sources").await?;
+    ensure!(sources["limits"].to_string().contains("the server is a replica"), "{sources}");
+    let mut at_replica = replica.client().await?;
+    assert_eq!(names(&mut at_replica).await?.len(), before);
+    Ok(())
+}
+
+/// Changes the password of all users, and closes every connection but this one.
+async fn rotate(direct: &mut Client, file: &Path, password: &str) -> Result<()> {
+    run(direct, &format!("ACL SETUSER default resetpass >{password}")).await?;
+    run(direct, "CLIENT KILL TYPE normal SKIPME yes").await?;
+    run(direct, "CLIENT KILL TYPE pubsub SKIPME yes").await?;
+    std::fs::write(file, format!("{password}\n"))?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_password_that_was_renewed_in_its_file_needs_no_restart() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    run(&mut direct, "ACL SETUSER default >first").await?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("password");
+    std::fs::write(&file, "first\n")?;
+    let path = file.to_str().context("the path is no text")?;
+    let flags = ["--redis-password-file", path];
+    let agent = Agent::at(&redis.url(), &[LONG, &flags].concat()).await?;
+    let dashboard = Dashboard::start(&redis.url(), &flags).await?;
+    ready(&agent).await;
+    let mut worker = agent.client().await?;
+    lock(&mut worker, "LOCK a").await?;
+    for password in ["second", "third"] {
+        rotate(&mut direct, &file, password).await?;
+        eventually("all connections to log in again", async || {
+            let there = names(&mut direct).await?;
+            for name in CONNECTIONS {
+                let name = name.trim_start_matches("lockscope");
+                ensure!(there.iter().any(|there| there == name), "no lockscope{name}: {there:?}");
+            }
+            Ok(())
+        })
+        .await;
+        until_source(&dashboard, "poll", "on", "").await;
+    }
+    ready(&agent).await;
+    lock(&mut worker, "LOCK b WAIT 20000").await?;
+    assert_eq!(lost(&agent).await?, 0.0);
+    Ok(())
+}
+
+/// Commands that managed services remove.
+const REMOVED: [(&str, &str); 8] = [
+    ("rename-command", "CONFIG "),
+    ("rename-command", "ACL "),
+    ("rename-command", "DEBUG "),
+    ("rename-command", "BGSAVE "),
+    ("rename-command", "REPLICAOF "),
+    ("rename-command", "SLAVEOF "),
+    ("rename-command", "SHUTDOWN "),
+    ("rename-command", "ROLE "),
+];
+
+#[tokio::test]
+async fn notifications_and_monitor_work_without_config() -> Result<()> {
+    let options = [REMOVED.as_slice(), &[("notify-keyspace-events", "KEA")]].concat();
+    let (bench, _proxy) = on(RedisServer::with(&options).await?, LONG).await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    let dashboard = Dashboard::start(&bench.redis.url(), &[]).await?;
+    until_source(&dashboard, "keyspace", "off", "does not offer CONFIG GET").await;
+    until_source(&dashboard, "monitor", "paused", "--monitor-unbounded").await;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    lock(&mut worker, "LOCK b").await?;
+    seen(&dashboard, "b", held).await;
+    // The renewal of a hold, or its end, is a change that the server publishes.
+    let mut direct = bench.redis.client().await?;
+    eventually("a notification to arrive", async || {
+        direct.call("PEXPIRE b 600000").await?.ok()?;
+        let row = source(&dashboard, "keyspace").await?;
+        ensure!(row["state"] == "on", "{row}");
+        Ok(())
+    })
+    .await;
+    let flags = ["--monitor", "on", "--monitor-unbounded"];
+    let dashboard = Dashboard::start(&bench.redis.url(), &flags).await?;
+    until_source(&dashboard, "monitor", "on", "").await;
+    // Pub/sub clients are the ones that the server limits by default.
+    let clients = direct.call("CLIENT LIST").await?.text();
+    let reader =
+        clients.lines().find(|line| line.contains("flags=OP") || line.contains("flags=PO"));
+    ensure!(reader.is_some_and(|line| line.contains("psub=1")), "{clients}");
+    Ok(())
+}
