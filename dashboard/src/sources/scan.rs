@@ -377,12 +377,13 @@ pub fn locks_of_companion(key: &[u8]) -> Vec<LockName> {
     })
 }
 
-/// Returns whether the server supports CLIENT NO-TOUCH, by which reads do not count as uses: from 7.2 on.
+/// Returns whether the dashboard uses CLIENT NO-TOUCH, by which reads do not count as uses: from 7.2 on, except in a
+/// cluster, where some versions crash with it.
 #[must_use]
 pub fn supports_no_touch(server: &ServerInfo) -> bool {
     let mut parts = server.version.as_deref().unwrap_or_default().split('.');
     let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok()).unwrap_or(0);
-    (number(), number()) >= (7, 2)
+    !server.cluster && (number(), number()) >= (7, 2)
 }
 
 /// Sends one SCAN. Returns the next cursor, and keys.

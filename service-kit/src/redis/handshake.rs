@@ -18,7 +18,7 @@ use crate::settings::Secret;
 pub(crate) struct Handshake {
     /// The name for CLIENT SETNAME.
     pub(crate) name: String,
-    /// Asks the server not to count reads as use of a key.
+    /// Asks the server not to count reads as use of a key, except in a cluster.
     pub(crate) no_touch: bool,
     /// Scripts to load.
     pub(crate) load: Vec<&'static str>,
@@ -117,8 +117,24 @@ async fn shake_hands(
     if info.version.is_none() {
         read_hello(wire, &mut info).await?;
     }
+    // An early Redis 8.0 crashes in a cluster when such a connection reads a key of a slot that is migrating. Later versions,
+    // and Valkey 8.1, had the same mistake until 2025.
+    if handshake.no_touch && !info.cluster {
+        leave_keys_untouched(wire).await?;
+    }
     info.connected_at_micros = crate::clock::boot_micros();
     Ok(info)
+}
+
+/// Asks the server not to count reads as use of a key. A refusal is harmless.
+async fn leave_keys_untouched(wire: &mut Wire) -> Result<(), ConnectError> {
+    let command = cmd("CLIENT").arg("NO-TOUCH").arg("ON").get_packed_command();
+    let sent = wire.send(&command).await;
+    sent.map_err(|error| ConnectError::Broken(format!("the connection broke: {error}")))?;
+    if let Frame::Error(error) = wire.receive().await.map_err(ConnectError::Broken)? {
+        tracing::debug!(%error, "Redis refused an optional step of the handshake");
+    }
+    Ok(())
 }
 
 /// Returns the password of this moment. Reading its file blocks.
@@ -145,9 +161,6 @@ fn steps(target: &Target, password: Option<Secret>, handshake: &Handshake) -> Ve
     }
     step(Kind::Ping, "checking that the server answers", &mut cmd("PING"));
     step(Kind::Extra, "naming the connection", cmd("CLIENT").arg("SETNAME").arg(&handshake.name));
-    if handshake.no_touch {
-        step(Kind::Extra, "leaving keys untouched", cmd("CLIENT").arg("NO-TOUCH").arg("ON"));
-    }
     for section in SECTIONS {
         step(Kind::Info, "reading INFO", cmd("INFO").arg(section));
     }

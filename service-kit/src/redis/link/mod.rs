@@ -42,7 +42,7 @@ pub struct LinkOptions {
     pub writable: bool,
     /// Rejects nodes of a cluster, which would serve some keys and refuse the others.
     pub alone: bool,
-    /// Asks the server not to count reads as use of a key (Redis 7.2 and later).
+    /// Asks the server not to count reads as use of a key (Redis 7.2 and later), except in a cluster.
     pub no_touch: bool,
     /// The memory that one reply may need, in bytes. The connection is replaced when a reply exceeds it.
     pub reply_limit: usize,
