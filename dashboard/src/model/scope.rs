@@ -135,30 +135,24 @@ impl Restart {
 
     /// Returns the text of the notice.
     fn notice(&self, db: u32) -> String {
-        let count = self.lost;
-        let lost_locks = counted(count as u64, "held lock");
-        let lost = format!("{lost_locks} of database {db}");
-        match &self.cause {
-            RestartCause::Started => {
-                format!("the server restarted, or another one took over, without {lost}")
+        let lost = counted(self.lost as u64, "held lock");
+        let what = match &self.cause {
+            RestartCause::Started => "the server restarted, or another one took over".to_owned(),
+            RestartCause::Promoted(address) => format!("{address} is the master now"),
+            RestartCause::Chosen { address, .. } => format!("{address} is read from now on"),
+            RestartCause::Moved { count, .. } => {
+                let have = if *count == 1 { "has" } else { "have" };
+                let were = if self.lost == 1 { "was" } else { "were" };
+                let moved = counted(*count as u64, "known lock");
+                return format!(
+                    "{moved} {have} moved to another node of the cluster; {lost} {were} gone there"
+                );
             }
-            RestartCause::Promoted(address) => {
-                format!("{address} is the master now, without {lost}")
-            }
-            RestartCause::Chosen { address, .. } if count == 0 => {
-                format!("{address} is read from now on")
-            }
-            RestartCause::Chosen { address, .. } => {
-                format!("{address} is read from now on, without {lost}")
-            }
-            RestartCause::Moved { count: moved, .. } => {
-                let have = if *moved == 1 { "has" } else { "have" };
-                let were = if count == 1 { "was" } else { "were" };
-                let moved = counted(*moved as u64, "known lock");
-                format!(
-                    "{moved} {have} moved to another node of the cluster; {lost_locks} {were} gone there"
-                )
-            }
+        };
+        match (self.lost, &self.cause) {
+            (0, RestartCause::Chosen { .. }) => what,
+            (0, _) => format!("{what}; no held lock of database {db} was gone"),
+            _ => format!("{what}, without {lost} of database {db}"),
         }
     }
 }

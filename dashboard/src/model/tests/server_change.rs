@@ -94,6 +94,18 @@ fn a_second_change_of_the_server_keeps_the_count_of_the_first() {
 }
 
 #[test]
+fn a_change_of_the_server_without_losses_is_reported_as_such() {
+    let mut model = model();
+    up(&mut model, 0, "h:1", false);
+    read(&mut model, "kept", 1, held(1, 1, Some(30_000)));
+    up(&mut model, 2_000, "h:2", false);
+    read(&mut model, "kept", 2_001, held(1, 1, Some(30_000)));
+    model.tick(at(2_500));
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["h:2 is the master now; no held lock of database 0 was gone"]);
+}
+
+#[test]
 fn a_fixed_lease_that_ended_while_the_server_was_down_is_no_loss() {
     for (after, free) in [(absent(), true), (held(2, 1, Some(30_000)), false)] {
         let mut model = model();
