@@ -28,8 +28,9 @@ fn sentinels_have_their_own_password() {
     );
     let args = [args.as_slice(), &["--sentinel-password-file", &theirs]].concat();
     let target = load(&args, &[]).unwrap().target;
-    let url = "redis+sentinel://u:own-password@a,b:2/m?sentinel_username=s&sentinel_password=theirs-password";
-    assert_eq!(target, url.parse().unwrap());
+    let password = |file: &str| Password::from_file(Path::new(file)).unwrap();
+    let wanted = url.parse::<Deployment>().unwrap().with_password(password(&own));
+    assert_eq!(target, wanted.with_sentinel_password(&password(&theirs)));
     let error = load(&["--sentinel-password-file", &theirs], &[]).unwrap_err();
     assert!(error.contains("redis+sentinel://"), "{error}");
 }
