@@ -32,7 +32,7 @@ impl Classifier<'_> {
     }
 
     /// Returns whether nothing but a removal of fields was sent to a master: a client that releases a lock also lowers its
-    /// count, or tells the waiters.
+    /// count, or notifies the waiters.
     fn is_by_hand(&self) -> bool {
         self.role == ServerRole::Master
             && self.unit.effects().all(|effect| effect.command == Command::HDel)

@@ -22,6 +22,8 @@ use crate::{HolderId, LockName, keys};
 const MAX_LINE: usize = 512 * 1024;
 /// The longest source of a script that is read, as printed.
 const MAX_TEXT: usize = 16 * 1024;
+/// The most keys of one command that are reported as removed: a cache may remove thousands at a time.
+const MAX_REMOVED: usize = 1_000;
 /// The most script sources cached with their intents.
 const TEXTS: usize = 128;
 
@@ -367,7 +369,8 @@ impl Decoder {
         !self.unit.is_about(first) && (!is_companion(first) || command == Command::Del && !is_open)
     }
 
-    /// Emits an event for each key that a command removes, since any may be a lock that appeared in no earlier command.
+    /// Emits an event for each key that a command removes, up to [`MAX_REMOVED`], since any may be a lock that appeared in no
+    /// earlier command.
     /// Returns whether a known lock is among them.
     fn removal(
         &mut self,
@@ -382,7 +385,7 @@ impl Decoder {
             Source::Client(client) => self.role.address(client),
             Source::Lua => None,
         };
-        let count = if command == Command::Del { usize::MAX } else { 1 };
+        let count = if command == Command::Del { MAX_REMOVED } else { 1 };
         let mut any_known = false;
         for key in args.flatten().take(count).filter(|key| !is_companion(key.raw())) {
             self.scratch.clear();

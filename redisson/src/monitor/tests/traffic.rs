@@ -282,6 +282,9 @@ fn keys_and_fields_that_are_removed_by_hand_are_reported_even_of_unknown_locks()
     assert_eq!(stream.seen(), [key("a")]);
     acquire(&mut stream, UNKNOWN, OTHER, &["del a", "hset a H 1", "pexpire a 30000"]);
     assert_eq!(stream.seen(), [key("a"), "acquired? a lock O Some(30s)".to_owned()]);
+    let many: String = (0..5_000).map(|number| format!(" cache:{number}")).collect();
+    stream.client(&format!("DEL{many}"));
+    assert_eq!(stream.seen().len(), 1_000);
 }
 
 #[test]
