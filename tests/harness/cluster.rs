@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use redisson::slot;
 use redisson::slot::SLOTS;
 
-use crate::redis::random_port;
+use crate::redis::{random_port, until_synchronized};
 use crate::{Client, RedisServer, Reply, eventually};
 
 /// Settings of nodes that never fail over by themselves during a test: on a busy machine a short timeout would make
@@ -160,12 +160,7 @@ impl RedisCluster {
             client.call(&format!("CLUSTER REPLICATE {id}")).await?.ok()
         })
         .await;
-        eventually("the replica to follow", async || {
-            let info = client.call("INFO replication").await?.text();
-            ensure!(info.contains("master_link_status:up"), "{info}");
-            Ok(())
-        })
-        .await;
+        until_synchronized(&mut client).await;
         // Agents that ask a master must learn about it too.
         let port = self.nodes[place].port().to_string();
         for node in &self.nodes {

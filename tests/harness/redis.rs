@@ -112,6 +112,17 @@ impl RedisServer {
         Client::unix(&self.socket()).await
     }
 
+    /// Makes it a replica of another server, and waits until it has that server's data.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be reached.
+    pub async fn follow(&self, master: &Self) -> Result<()> {
+        let mut client = self.client().await?;
+        client.call(&format!("REPLICAOF 127.0.0.1 {}", master.port())).await?.ok()?;
+        until_synchronized(&mut client).await;
+        Ok(())
+    }
+
     /// Restarts the server on the same port, empty, and kills it first if it still runs.
     ///
     /// # Errors
@@ -136,6 +147,16 @@ pub async fn locks(client: &mut Client) -> Result<usize> {
     let keys = client.call("KEYS *").await?.ok()?;
     let locks = keys.items()?.iter().filter(|key| !key.text().starts_with("lockscope:"));
     Ok(locks.count())
+}
+
+/// Waits until a replica has its master's data.
+pub async fn until_synchronized(replica: &mut Client) {
+    eventually("the replica to follow", async || {
+        let info = replica.call("INFO replication").await?.text();
+        ensure!(info.contains("master_link_status:up"), "{info}");
+        Ok(())
+    })
+    .await;
 }
 
 /// Starts redis-server and waits until it answers; returns `None` if the port was taken.

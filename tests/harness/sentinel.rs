@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
 
 use crate::process::{self, Process};
-use crate::redis::random_port;
+use crate::redis::{random_port, until_synchronized};
 use crate::{Client, RedisServer, Reply, eventually};
 
 /// The sentinels' name for the master.
@@ -51,12 +51,7 @@ impl Sentinels {
         let replica =
             RedisServer::with(&[NODE.as_slice(), &[("replicaof", &following)]].concat()).await?;
         let nodes = vec![master, replica];
-        eventually("the replica to follow", async || {
-            let info = nodes[1].client().await?.call("INFO replication").await?.text();
-            ensure!(info.contains("master_link_status:up"), "{info}");
-            Ok(())
-        })
-        .await;
+        until_synchronized(&mut nodes[1].client().await?).await;
         Self::watch(nodes, count, None).await
     }
 

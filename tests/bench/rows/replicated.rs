@@ -1,7 +1,7 @@
 //! A hundred thousand locks renewed by one agent whose server has a replica, which must confirm renewals or need not.
 
 use anyhow::{Result, ensure};
-use harness::{Agent, RedisServer, eventually};
+use harness::{Agent, RedisServer};
 use tokio::time::sleep;
 
 use super::renewals::{HOLDS, Look, PERIOD, take_all};
@@ -21,14 +21,8 @@ struct Cost {
 /// Measures both settings once each round, with the same servers.
 pub(super) async fn replicated(stage: Stage) -> Result<Vec<Round>> {
     let mut master = RedisServer::with(&[("repl-diskless-sync-delay", "0")]).await?;
-    let following = format!("127.0.0.1 {}", master.port());
-    let replica = RedisServer::with(&[("replicaof", &following)]).await?;
-    eventually("the replica to follow", async || {
-        let info = replica.client().await?.call("INFO replication").await?.text();
-        ensure!(info.contains("master_link_status:up"), "{info}");
-        Ok(())
-    })
-    .await;
+    let replica = RedisServer::start().await?;
+    replica.follow(&master).await?;
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {
         let mut round = Round::default();

@@ -73,13 +73,7 @@ async fn every_connection_leaves_a_master_that_was_demoted() -> Result<()> {
     let mut there = other.client().await?;
     let mut worker = bench.session().await?;
     let kept = holder(&lock(&mut worker, "LOCK a").await?)?;
-    run(&mut there, &format!("REPLICAOF 127.0.0.1 {}", bench.redis.port())).await?;
-    eventually("the replica to follow", async || {
-        let info = there.call("INFO replication").await?.text();
-        ensure!(info.contains("master_link_status:up"), "{info}");
-        Ok(())
-    })
-    .await;
+    other.follow(&bench.redis).await?;
     until_source(&dashboard, "monitor", "on", "").await;
     // The old master is a replica before new connections lead to the new one, as with a name that changes late.
     run(&mut bench.direct, &format!("REPLICAOF 127.0.0.1 {}", other.port())).await?;

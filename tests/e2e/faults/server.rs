@@ -1,8 +1,8 @@
 //! Redis itself: restarted, emptied, made a replica, busy, full, locked down, with another clock.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use harness::proxy::Place;
-use harness::{Agent, Client, RedisServer, Reply, eventually};
+use harness::{Agent, Client, RedisServer, Reply};
 
 use super::{
     LONG, SHORT, assert_error, assert_held_by, credentials, holder, lock, lost, on, ready, stage,
@@ -144,13 +144,7 @@ async fn demote(redis: RedisServer, other: RedisServer) -> Result<()> {
     let mut there = other.client().await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
-    run(&mut there, &format!("REPLICAOF 127.0.0.1 {}", bench.redis.port())).await?;
-    eventually("the replica to follow", async || {
-        let info = there.call("INFO replication").await?.text();
-        ensure!(info.contains("master_link_status:up"), "{info}");
-        Ok(())
-    })
-    .await;
+    other.follow(&bench.redis).await?;
     assert_eq!(bench.direct.call("WAIT 1 20000").await?, Reply::Int(1));
     // Every write that the replica has not received when it is promoted is lost.
     run(&mut there, "REPLICAOF NO ONE").await?;

@@ -139,15 +139,8 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
 #[tokio::test]
 async fn a_replica_shows_the_changes() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let master = format!("127.0.0.1 {}", bench.redis.port());
-    let replica = RedisServer::with(&[("replicaof", &master)]).await?;
-    let mut direct = replica.client().await?;
-    eventually("the replica to follow", async || {
-        let info = direct.call("INFO replication").await?.text();
-        ensure!(info.contains("master_link_status:up"), "{info}");
-        Ok(())
-    })
-    .await;
+    let replica = RedisServer::start().await?;
+    replica.follow(&bench.redis).await?;
     let mut watcher = Watcher::new(&replica, ServerRole::Replica).await?;
     let a = name("a");
     bench.acquire(&a, ours(1), 30_000).await?;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::ensure;
-use harness::{Foreign, eventually};
+use harness::Foreign;
 use redisson::monitor::{Action, Address, Decoder, Event, ServerRole};
 
 use super::*;
@@ -160,14 +160,8 @@ const DONE: [&str; 18] = [
 ];
 
 async fn decodes_alike(server: RedisServer, replica: RedisServer) -> Result<()> {
+    replica.follow(&server).await?;
     let mut direct = replica.client().await?;
-    direct.call(&format!("REPLICAOF 127.0.0.1 {}", server.port())).await?.ok()?;
-    eventually("the replica to follow", async || {
-        let info = direct.call("INFO replication").await?.text();
-        ensure!(info.contains("master_link_status:up"), "{info}");
-        Ok(())
-    })
-    .await;
     let (master_tape, replica_tape) = (Tape::new(&server).await?, Tape::new(&replica).await?);
     traffic(&server).await?;
     let (master, replica) = (master_tape.until_mark().await?, replica_tape.until_mark().await?);
