@@ -374,19 +374,19 @@ mod tests {
         let url = "redis+sentinel://u:p@a/m/3?sentinel_username=s&sentinel_password=q%40";
         let Deployment::Sentinel(target) = parse(url).unwrap() else { panic!("it has sentinels") };
         assert_eq!((target.name.as_str(), target.master.db()), ("m", 3));
-        assert_eq!(target.master.password().unwrap().current().expose(), "p");
+        assert_eq!(target.master.password().unwrap().last().expose(), "p");
         assert_eq!(target.sentinels[0].to_string(), "redis://s:***@a:26379/0");
-        assert_eq!(target.sentinels[0].password().unwrap().current().expose(), "q@");
+        assert_eq!(target.sentinels[0].password().unwrap().last().expose(), "q@");
         let other = parse(url).unwrap().with_password(Secret::new("x".to_owned()));
         let Deployment::Sentinel(other) = other else { panic!("it has sentinels") };
-        assert_eq!(other.master.password().unwrap().current().expose(), "x");
+        assert_eq!(other.master.password().unwrap().last().expose(), "x");
         assert_eq!(other.sentinels, target.sentinels, "theirs is another one");
         let theirs = parse("redis+sentinel://u:p@a,b:2/m").unwrap();
         assert_eq!(theirs.place(), "a:26379,b:2/m");
         let theirs = theirs.with_sentinel_password(&Secret::new("x").into());
         let Deployment::Sentinel(theirs) = theirs else { panic!("it has sentinels") };
-        assert_eq!(theirs.sentinels[1].password().unwrap().current().expose(), "x");
-        assert_eq!(theirs.master.password().unwrap().current().expose(), "p");
+        assert_eq!(theirs.sentinels[1].password().unwrap().last().expose(), "x");
+        assert_eq!(theirs.master.password().unwrap().last().expose(), "p");
     }
 
     #[test]

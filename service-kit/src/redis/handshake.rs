@@ -94,7 +94,11 @@ async fn shake_hands(
     target: &Target,
     handshake: &Handshake,
 ) -> Result<ServerInfo, ConnectError> {
-    let steps = steps(target, current_password(target).await, handshake);
+    let password = match target.password() {
+        Some(password) => Some(password.current().await),
+        None => None,
+    };
+    let steps = steps(target, password, handshake);
     let mut bytes = Vec::new();
     for step in &steps {
         step.command.write_packed_command(&mut bytes);
@@ -135,13 +139,6 @@ async fn leave_keys_untouched(wire: &mut Wire) -> Result<(), ConnectError> {
         tracing::debug!(%error, "Redis refused an optional step of the handshake");
     }
     Ok(())
-}
-
-/// Returns the password of this moment. Reading its file blocks.
-async fn current_password(target: &Target) -> Option<Secret> {
-    let password = target.password()?.clone();
-    // It fails only if the program ends.
-    tokio::task::spawn_blocking(move || password.current()).await.ok()
 }
 
 fn steps(target: &Target, password: Option<Secret>, handshake: &Handshake) -> Vec<Step> {

@@ -3,8 +3,15 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
 
 use crate::settings::Secret;
+
+/// The time after which a read counts as hanging. It leaves most of a handshake's time to the server.
+const MAX_READ: Duration = Duration::from_millis(200);
 
 /// A password, or the file with it. A file is read again for each new connection, so that a password can be changed
 /// without a restart. Neither `Display` nor `Debug` shows it.
@@ -21,6 +28,8 @@ enum Source {
 struct File {
     path: PathBuf,
     last: Mutex<Last>,
+    /// A read that hangs. No other one begins before it ends, or each new connection would occupy a thread.
+    hanging: tokio::sync::Mutex<Option<JoinHandle<Result<Secret, String>>>>,
 }
 
 #[derive(Debug)]
@@ -38,19 +47,49 @@ impl Password {
     /// Those of [`Secret::from_file`].
     pub fn from_file(path: &Path) -> Result<Self, String> {
         let last = Last { secret: Secret::from_file(path)?, error: None };
-        let file = File { path: path.to_owned(), last: Mutex::new(last) };
+        let hanging = tokio::sync::Mutex::default();
+        let file = File { path: path.to_owned(), last: Mutex::new(last), hanging };
         Ok(Self(Source::File(Arc::new(file))))
     }
 
     /// Returns the password of this moment. While its file cannot be read, the last one stays in use, and the log has the
-    /// reason. Reading the file blocks.
-    pub(super) fn current(&self) -> Secret {
-        let file = match &self.0 {
-            Source::Text(secret) => return secret.clone(),
-            Source::File(file) => file,
-        };
-        let read = Secret::from_file(&file.path);
-        let mut last = file.last();
+    /// reason.
+    pub(super) async fn current(&self) -> Secret {
+        match &self.0 {
+            Source::Text(secret) => secret.clone(),
+            Source::File(file) => file.current().await,
+        }
+    }
+
+    /// Returns the password that was read last.
+    pub(super) fn last(&self) -> Secret {
+        match &self.0 {
+            Source::Text(secret) => secret.clone(),
+            Source::File(file) => file.last().secret.clone(),
+        }
+    }
+}
+
+impl File {
+    async fn current(&self) -> Secret {
+        let mut hanging = self.hanging.lock().await;
+        if hanging.as_ref().is_none_or(JoinHandle::is_finished) {
+            let path = self.path.clone();
+            let mut read = spawn_blocking(move || Secret::from_file(&path));
+            let secret = match timeout(MAX_READ, &mut read).await {
+                Ok(secret) => secret.unwrap_or_else(|error| Err(error.to_string())),
+                Err(_) => {
+                    *hanging = Some(read);
+                    Err(format!("reading {} takes more than {MAX_READ:?}", self.path.display()))
+                }
+            };
+            self.update(secret);
+        }
+        self.last().secret.clone()
+    }
+
+    fn update(&self, read: Result<Secret, String>) {
+        let mut last = self.last();
         match read {
             Ok(secret) => *last = Last { secret, error: None },
             Err(error) => {
@@ -60,11 +99,8 @@ impl Password {
                 last.error = Some(error);
             }
         }
-        last.secret.clone()
     }
-}
 
-impl File {
     fn last(&self) -> MutexGuard<'_, Last> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,36 +128,63 @@ impl Eq for Source {}
 /// Masked.
 impl fmt::Display for Password {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Source::Text(secret) => secret.fmt(f),
-            Source::File(file) => file.last().secret.fmt(f),
-        }
+        self.last().fmt(f)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+    use std::io::Write as _;
+
     use super::*;
 
-    #[test]
-    fn a_file_is_read_each_time_and_a_missing_one_leaves_the_last_password() {
+    #[tokio::test]
+    async fn a_file_is_read_each_time_and_a_missing_one_leaves_the_last_password() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
         assert!(Password::from_file(&path).unwrap_err().contains("password"));
         std::fs::write(&path, "one\n").unwrap();
         let password = Password::from_file(&path).unwrap();
-        assert_eq!(password.current().expose(), "one");
+        assert_eq!(password.current().await.expose(), "one");
         std::fs::write(&path, "two").unwrap();
-        assert_eq!(password.current().expose(), "two");
+        assert_eq!(password.current().await.expose(), "two");
         for text in [Some(""), None] {
             match text {
                 Some(text) => std::fs::write(&path, text).unwrap(),
                 None => std::fs::remove_file(&path).unwrap(),
             }
-            assert_eq!(password.current().expose(), "two", "{text:?}");
+            assert_eq!(password.current().await.expose(), "two", "{text:?}");
         }
         std::fs::write(&path, "three").unwrap();
-        assert_eq!(password.current().expose(), "three");
+        assert_eq!(password.current().await.expose(), "three");
         assert_eq!(format!("{password} {password:?}").matches("three").count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_hangs_leaves_the_last_password_and_is_read_by_one_thread() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        std::fs::write(&path, "one").unwrap();
+        let password = Password::from_file(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        // A pipe without a writer lets its reader wait.
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        let Source::File(file) = &password.0 else { panic!("a file") };
+        let mut reads = Vec::new();
+        for _ in 0..2 {
+            assert_eq!(password.current().await.expose(), "one");
+            reads.push(file.hanging.lock().await.as_ref().unwrap().id());
+        }
+        assert_eq!(reads[0], reads[1]);
+        let mut writer = OpenOptions::new().write(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "three").unwrap();
+        writer.write_all(b"two").unwrap();
+        drop(writer);
+        let read = file.hanging.lock().await.take().unwrap();
+        assert_eq!(read.await.unwrap().unwrap().expose(), "two");
+        assert_eq!(password.current().await.expose(), "three");
     }
 }

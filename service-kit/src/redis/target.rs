@@ -318,7 +318,7 @@ mod tests {
     fn user_and_password_are_percent_decoded() {
         let target = parse("redis://us%3Aer:p%40%2F%23@host").unwrap();
         assert_eq!(target.user(), Some("us:er"));
-        assert_eq!(target.password().unwrap().current().expose(), "p@/#");
+        assert_eq!(target.password().unwrap().last().expose(), "p@/#");
         assert!(!format!("{target:?}").contains("p@/#"));
     }
 
