@@ -4,7 +4,7 @@
 //! most a tenth of its time on these calls. In the first scan, for which users may be waiting, it is one round trip and
 //! a quarter of the server's time. The cost of a call is measured by the server's own clock, which is read before and
 //! after it in the same pipeline. If the account may not read the clock, the cost is the round trip less that of a
-//! PING. The server is pinged before each call. If the PINGs show that other clients are slowed down, calls become
+//! PING. Calls become smaller if most of them cost more than a tenth of a millisecond. The server is pinged before each call. If the PINGs show that other clients are slowed down, calls become
 //! rarer.
 
 use std::collections::VecDeque;
@@ -32,6 +32,10 @@ const PING_INTERVAL: Duration = Duration::from_millis(1);
 const GRACE: Duration = Duration::from_micros(50);
 /// The shortest round trip to a distant server.
 const DISTANT: Duration = Duration::from_micros(500);
+/// The time that a call may occupy a near server. Slow servers get smaller calls.
+const MAX_COST: Duration = Duration::from_micros(100);
+/// The smallest part of [`CallSize::SHORT`], in percent.
+const MIN_PERCENT: usize = 25;
 /// The longest wait between two calls.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 /// The largest slowdown of calls. A slow server is rarely the scan's fault, and slowing down further would help little:
@@ -88,6 +92,8 @@ pub struct Pacer {
     clock_readable: bool,
     /// The durations of the latest calls.
     calls: VecDeque<Duration>,
+    /// The part of [`CallSize::SHORT`] for which most calls cost at most [`MAX_COST`].
+    percent: usize,
     usage: Usage,
 }
 
@@ -119,6 +125,7 @@ impl Pacer {
             pings: VecDeque::with_capacity(WINDOW),
             clock_readable: true,
             calls: VecDeque::with_capacity(CALLS),
+            percent: 100,
             usage: Usage::default(),
         }
     }
@@ -215,8 +222,14 @@ fn slow(pings: &VecDeque<Duration>) -> Duration {
 
 /// Returns the size of a call for the fastest round trip. Other clients may have to wait for a call, so calls are
 /// short, except to a distant server, for which many calls would take long.
-fn call_size(fastest: Duration) -> CallSize {
-    if fastest >= DISTANT { CallSize::LARGE } else { CallSize::SHORT }
+fn call_size(fastest: Duration, percent: usize) -> CallSize {
+    if fastest >= DISTANT { CallSize::LARGE } else { CallSize::SHORT.percent(percent) }
+}
+
+/// Returns the percent of a short call's size for the call after one of this cost. A single call changes it little.
+fn next_percent(percent: usize, cost: Duration) -> usize {
+    let next = if cost > MAX_COST { percent * 19 / 20 } else { percent + 1 };
+    next.clamp(MIN_PERCENT, 100)
 }
 
 /// Returns the commands with TIME before and after them.
@@ -256,6 +269,7 @@ impl Caller for Pacer {
         let estimated = || sorted(&self.calls)[self.calls.len() / 4].saturating_sub(self.fastest);
         let cost = cost.unwrap_or_else(estimated);
         self.usage.server_time += cost;
+        self.percent = next_percent(self.percent, cost);
         self.next = self.sent + self.pace.pause(took, cost, self.slowdown);
         Ok(replies)
     }
@@ -265,7 +279,7 @@ impl Caller for Pacer {
     }
 
     fn call_size(&self) -> CallSize {
-        call_size(self.fastest)
+        call_size(self.fastest, self.percent)
     }
 }
 
@@ -295,8 +309,26 @@ mod tests {
 
     #[test]
     fn calls_are_short_unless_the_server_is_distant() {
-        assert_eq!([us(0), us(80), us(499)].map(call_size), [CallSize::SHORT; 3]);
-        assert_eq!([us(500), us(20_000)].map(call_size), [CallSize::LARGE; 2]);
+        for near in [us(0), us(80), us(499)] {
+            assert_eq!(call_size(near, 100), CallSize::SHORT);
+        }
+        for distant in [us(500), us(20_000)] {
+            assert_eq!(call_size(distant, MIN_PERCENT), CallSize::LARGE);
+        }
+    }
+
+    #[test]
+    fn calls_to_a_slow_server_become_smaller_until_they_are_short() {
+        let after_many = |micros_of_a_full_call: u64| {
+            (0..1_000).fold(100, |percent, _| {
+                next_percent(percent, us(micros_of_a_full_call * percent as u64 / 100))
+            })
+        };
+        assert_eq!(after_many(90), 100);
+        assert!((45..=55).contains(&after_many(200)));
+        assert_eq!(after_many(9_000), MIN_PERCENT);
+        let size = call_size(us(80), MIN_PERCENT);
+        assert!(size.keys < CallSize::SHORT.keys && size.keys > 0, "{size:?}");
     }
 
     #[test]

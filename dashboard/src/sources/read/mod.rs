@@ -73,6 +73,13 @@ impl CallSize {
     pub const LARGE: Self = Self { keys: 200, hashes: 100, locks: 64 };
     /// The limits for about a tenth of a millisecond of the server's time, for which other clients wait.
     pub const SHORT: Self = Self { keys: 100, hashes: 25, locks: 8 };
+
+    /// Returns this part of each limit, at least one.
+    #[must_use]
+    pub fn percent(self, percent: usize) -> Self {
+        let of = |limit: usize| (limit * percent / 100).max(1);
+        Self { keys: of(self.keys), hashes: of(self.hashes), locks: of(self.locks) }
+    }
 }
 
 /// An unpaced connection.
