@@ -25,6 +25,10 @@ impl EarlyHandOver {
     fn endings(&self) -> impl Iterator<Item = &Ending> {
         std::iter::once(&self.from).chain(&self.ended)
     }
+
+    pub(super) fn endings_mut(&mut self) -> impl Iterator<Item = &mut Ending> {
+        std::iter::once(&mut self.from).chain(&mut self.ended)
+    }
 }
 
 impl Operation for EarlyHandOver {
@@ -65,8 +69,8 @@ impl Operation for EarlyHandOver {
 
     fn silence(&mut self, why: &str) -> Option<Silence> {
         let reply = Core::unconfirmed_end(&self.from.name, why);
-        let endings = std::iter::once(&mut self.from).chain(&mut self.ended);
-        let reply_to: Vec<ReplyTo> = endings.filter_map(|ending| ending.reply_to.take()).collect();
+        let reply_to: Vec<ReplyTo> =
+            self.endings_mut().filter_map(|ending| ending.reply_to.take()).collect();
         (!reply_to.is_empty()).then_some(Silence { reply_to, reply, goes_on: true })
     }
 
@@ -225,8 +229,8 @@ impl Core {
         let valid_until = lease.valid_until(sent);
         let last = ended.last().unwrap_or(from);
         let longest = *lease;
-        let ending =
-            Ending { number: *to, valid_until, longest, claimed_forced: false, ..last.clone() };
+        let claimed_forced = ended.first().is_some_and(|first| first.claimed_forced);
+        let ending = Ending { number: *to, valid_until, longest, claimed_forced, ..last.clone() };
         if let Some(number) = now {
             let ending = Ending { end: End::Released, reply_to: None, ..ending };
             let id = self.send_early(ending, number);
@@ -247,6 +251,8 @@ impl Core {
 
     /// Handles the case that Redis no longer had the lock.
     fn on_early_refused(&mut self, op: &Op, early: &EarlyHandOver, end: End) {
+        let forced = early.endings().any(|ending| ending.claimed_forced);
+        let end = if forced { End::Forced } else { end };
         // An earlier copy of it may have removed the first hold; while that was valid nothing else can have.
         let ran = op.may_have_run && self.now < early.from.valid_until;
         self.confirm(&early.from, early.from.lost(op, end).filter(|_| !ran));

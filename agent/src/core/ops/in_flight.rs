@@ -354,12 +354,14 @@ impl InFlight {
 
     /// Records the claim of a forced release of a hold whose removal from Redis is in flight.
     pub(in crate::core) fn claim_forced(&mut self, number: Number) {
+        let claim = |ending: &mut Ending| ending.claimed_forced |= ending.number == number;
         for op in self.ops.values_mut() {
-            if let Verb::Release(Release(ending)) | Verb::HandOver(HandOver { from: ending, .. }) =
-                &mut op.verb
-                && ending.number == number
-            {
-                ending.claimed_forced = true;
+            match &mut op.verb {
+                Verb::Release(Release(ending)) | Verb::HandOver(HandOver { from: ending, .. }) => {
+                    claim(ending);
+                }
+                Verb::EarlyHandOver(early) => early.endings_mut().for_each(claim),
+                _ => {}
             }
         }
     }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command};
+use super::world::{LEASE, Network, World, lock_command, name};
 use crate::core::Node;
 use crate::core::lease::hold::Hold;
 use crate::protocol::command::{Command, LockRequest};
-use crate::types::ConnectionId;
+use crate::types::{ConnectionId, Number};
 
 /// The time that a reply of Redis takes, in milliseconds.
 const REPLY: u64 = 100;
@@ -137,6 +137,45 @@ fn a_lost_lock_is_reported_to_its_holder_and_all_early_holders_after_it() {
     world.pass(LATER);
     assert_eq!(world.reply(d), "held 1", "the next waiter acquires the lock");
     assert_eq!(world.holders("x"), [field(&world)]);
+}
+
+/// Reports that an operator has released the hold of `x` with that number.
+fn force(world: &mut World, number: Number) {
+    world.redis.clear();
+    world.core.on_forced(world.now, Node::Main, &name("x"), number);
+    world.work();
+}
+
+#[test]
+fn a_forced_release_is_reported_to_its_holder_and_all_early_holders_after_it() {
+    let mut world = World::new();
+    let [a, b, c] = queue(&mut world);
+    let number = holder(&world).number;
+    world.redis.clear();
+    for id in [a, b] {
+        world.unlock(id, "x");
+    }
+    world.replies.clear();
+    force(&mut world, number);
+    world.pass(LATER);
+    for id in [a, b] {
+        let replies = format!("{:?}", world.replies_of(id));
+        assert!(replies.contains("LOST") && replies.contains("forced"), "{replies}");
+    }
+    assert_eq!(world.events(c), ["lost x lock forced"]);
+}
+
+#[test]
+fn a_forced_release_of_an_early_hold_that_has_ended_is_reported_to_the_holder_after_it() {
+    let mut world = World::new();
+    let [a, b, c] = queue(&mut world);
+    world.unlock(a, "x");
+    let number = holder(&world).number;
+    world.unlock(b, "x");
+    force(&mut world, number);
+    world.replies.clear();
+    world.pass(LATER * 2);
+    assert_eq!(world.events(c), ["lost x lock forced"]);
 }
 
 #[test]
