@@ -8,7 +8,7 @@ use crate::core::ids::{OpId, WaiterId};
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::verb::Attempt;
-use crate::core::session::reply::Reply;
+use crate::core::session::reply::{Grant, Reply};
 use crate::core::{Core, Report};
 use crate::types::{End, Number};
 
@@ -109,8 +109,8 @@ impl Core {
         let lease = lease.unwrap_or(self.settings.lease);
         let hold = NewHold {
             number,
-            name: name.clone(),
-            group: Arc::clone(&group),
+            name,
+            group,
             kind,
             owner,
             uid,
@@ -127,12 +127,20 @@ impl Core {
             span,
             hand_over,
         };
-        let grant = self.leases.insert(hold).grant(waited_ms);
-        self.effects.report(Report::HoldBegan { group, kind, number, granted: self.now });
+        let grant = Grant { waited_ms, ..self.insert_hold(hold) };
+        self.journal_hold(number);
+        self.answer_with(reply_to, Reply::Grant(grant));
+    }
+
+    /// Adds a hold to every table, and counts its start. Returns the facts for the reply to its LOCK, except the wait.
+    pub(in crate::core) fn insert_hold(&mut self, hold: NewHold) -> Grant {
+        let NewHold { number, kind, owner, uid, granted, .. } = hold;
+        let (name, group) = (hold.name.clone(), Arc::clone(&hold.group));
+        let grant = self.leases.insert(hold).grant(0);
+        self.effects.report(Report::HoldBegan { group, kind, number, granted });
         self.track(&name);
         self.locks.add_hold(&name, kind, number, uid);
         self.sessions.add_hold(owner, name, kind, number);
-        self.journal_hold(number);
-        self.answer_with(reply_to, Reply::Grant(grant));
+        grant
     }
 }

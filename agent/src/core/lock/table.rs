@@ -263,7 +263,7 @@ impl LockTable {
         });
     }
 
-    /// Records that an attempt acquired the lock in Redis.
+    /// Records that this agent has the lock in Redis from now on, by an attempt or from an earlier run.
     pub(in crate::core) fn on_acquired(&mut self, name: &LockName, now: Moment) {
         self.change(name, |state| {
             state.taken_at = now;
@@ -336,19 +336,6 @@ impl LockTable {
                 state.hold = Some(number);
             }
         });
-    }
-
-    /// Adds a hold of an earlier run to a name in use.
-    pub(in crate::core) fn adopt_hold(
-        &mut self,
-        name: &LockName,
-        kind: Kind,
-        number: Number,
-        uid: u32,
-        now: Moment,
-    ) {
-        self.add_hold(name, kind, number, uid);
-        self.change(name, |state| state.taken_at = now);
     }
 
     pub(in crate::core) fn remove_hold(&mut self, name: &LockName, number: Number, uid: u32) {

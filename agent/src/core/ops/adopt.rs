@@ -18,7 +18,7 @@ use crate::core::lease::watchdog::Batches;
 use crate::core::ops::verb::{Adoption, RenewalForm, Undo, Verb};
 use crate::core::session::event::Event;
 use crate::core::session::state::Session;
-use crate::core::{Core, Lane, Node, Report};
+use crate::core::{Core, Lane, Node};
 use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
 use crate::types::{ConnectionId, End, Number};
 
@@ -232,12 +232,12 @@ impl Core {
     ) {
         let HoldRecord { number, ref lock, kind, count, token, until, longest, granted, .. } =
             *record;
-        let (group, jitter) = (self.group_label(lock), self.numbers.jitter());
+        let jitter = self.numbers.jitter();
         let uid = self.sessions.get(&owner.connection).map_or(u32::MAX, |session| session.peer.uid);
         let hold = NewHold {
             number,
             name: lock.clone(),
-            group: std::sync::Arc::clone(&group),
+            group: self.group_label(lock),
             kind,
             owner,
             uid,
@@ -254,11 +254,8 @@ impl Core {
             span: tracing::Span::none(),
             hand_over: None,
         };
-        self.leases.insert(hold);
-        self.effects.report(Report::HoldBegan { group, kind, number, granted });
-        self.track(lock);
-        self.locks.adopt_hold(lock, kind, number, uid, self.now);
-        self.sessions.add_hold(owner, lock.clone(), kind, number);
+        self.insert_hold(hold);
+        self.locks.on_acquired(lock, self.now);
         self.sessions.on_verified(owner.connection);
         self.poll_queue(lock);
     }
