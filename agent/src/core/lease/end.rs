@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
-use crate::core::ids::Owner;
+use crate::core::ids::{OpId, Owner};
 use crate::core::lease::hold::Hold;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::ops::verb::Ending;
@@ -17,11 +17,17 @@ use crate::types::{End, Number};
 const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 
 impl Core {
-    /// Removes a hold from every table, and counts its end. Returns the facts for its release in Redis.
-    pub(in crate::core) fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
+    /// Removes a hold from every table, and counts its end. Returns the facts for its release in Redis, and the hand-over in
+    /// flight if Redis does not have the hold yet.
+    pub(in crate::core) fn remove_hold(
+        &mut self,
+        number: Number,
+        end: End,
+    ) -> Option<(Ending, Option<OpId>)> {
         let hold = self.leases.remove(number)?;
         let update = hold.update.and_then(|id| self.take_update(id));
-        if let Some(asked) = update.or_else(|| hold.early.and_then(|early| early.extend)) {
+        let (hand_over, extend) = hold.early.map(|early| (early.hand_over, early.extend)).unzip();
+        if let Some(asked) = update.or_else(|| extend.flatten()) {
             // There is no hold left to change. A pending update would extend in Redis what is about to be released
             // there.
             self.on_update_failed(&asked);
@@ -51,7 +57,7 @@ impl Core {
             claimed_forced: forced_claim.is_some(),
         };
         self.journal_orphan(number, &ending.name, kind, ending.relied_on_until());
-        Some(ending)
+        Some((ending, hand_over))
     }
 
     /// Ends a hold that is lost: notifies its owner, and releases it in Redis if Redis may still have it.
@@ -71,10 +77,9 @@ impl Core {
         if !self.on_member_lost(owner, number, &name, end) {
             self.notify(owner, &name, kind, &Event::Lost(end));
         }
-        let early = self.leases.get(number).and_then(|hold| Some(hold.early.as_ref()?.hand_over));
-        let Some(ending) = self.remove_hold(number, end) else { return };
+        let Some((ending, hand_over)) = self.remove_hold(number, end) else { return };
         // If Redis does not have the hold yet, the reply to its hand-over decides what happens to it.
-        let ending = match early {
+        let ending = match hand_over {
             Some(hand_over) => self.ops.add_ended(hand_over, ending),
             None => Some(ending),
         };

@@ -89,10 +89,9 @@ impl Core {
         end: End,
         reply_to: Option<ReplyTo>,
     ) {
-        let early = self.leases.get(number).and_then(|hold| Some(hold.early.as_ref()?.hand_over));
-        let Some(ending) = self.remove_hold(number, end) else { return };
+        let Some((ending, hand_over)) = self.remove_hold(number, end) else { return };
         let ending = Ending { reply_to, ..ending };
-        match early {
+        match hand_over {
             Some(hand_over) => self.end_early_hold(hand_over, ending),
             None => self.pass_on(ending),
         }
