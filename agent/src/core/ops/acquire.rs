@@ -10,7 +10,7 @@ use super::operation::Operation;
 use super::{FAIR_WAIT, Failure, Op, printable};
 use crate::core::ids::OpId;
 use crate::core::lock::waiter::{Left, Waiter};
-use crate::core::ops::verb::{Attempt, Verb};
+use crate::core::ops::verb::Attempt;
 use crate::core::report::refusals::{wrong_kind, wrong_type};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
@@ -48,7 +48,7 @@ impl Operation for Attempt {
     }
 
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        core.on_attempt_failed(id, failure, pause);
+        core.on_attempt_failed(id, self, failure, pause);
     }
 
     fn on_give_up(&mut self, core: &mut Core, id: OpId) {
@@ -202,14 +202,19 @@ impl Core {
     }
 
     /// Handles an attempt without an answer.
-    fn on_attempt_failed(&mut self, id: OpId, failure: &Failure, pause: Duration) {
+    fn on_attempt_failed(
+        &mut self,
+        id: OpId,
+        attempt: &Attempt,
+        failure: &Failure,
+        pause: Duration,
+    ) {
         if let Failure::TooFewReplicas(why) = failure {
-            return self.on_attempt_not_tried(id, why);
+            return self.on_attempt_not_tried(id, attempt, why);
         }
-        let Some(op) = self.ops.get(id) else { return };
-        let Verb::Acquire(attempt) = op.verb.clone() else { return };
-        let Attempt { name, kind, waiter, number, lease, under } = &attempt;
-        let (waiter, may_have_run) = (*waiter, op.may_have_run);
+        let Attempt { name, kind, waiter, number, lease, under } = attempt;
+        let waiter = *waiter;
+        let Some(may_have_run) = self.ops.get(id).map(|op| op.may_have_run) else { return };
         self.locks.set_last_error(name, Some(failure.text().to_owned()));
         let over = self.locks.waiter(waiter).map(|waiter| waiter.is_over(self.now));
         if may_have_run {
@@ -220,7 +225,7 @@ impl Core {
             return self.retry(id, pause);
         }
         self.take_op(id);
-        self.clear_attempt(&attempt, id);
+        self.clear_attempt(attempt, id);
         if may_have_run {
             // This copy did not run, but an earlier one may have, and nobody will try again: its traces are removed.
             self.renumber(waiter);
@@ -241,15 +246,13 @@ impl Core {
     }
 
     /// Handles the case that an attempt was not even sent, because too few replicas are connected.
-    fn on_attempt_not_tried(&mut self, id: OpId, why: &str) {
+    fn on_attempt_not_tried(&mut self, id: OpId, attempt: &Attempt, why: &str) {
         self.ops.set_short_of_replicas(true);
         self.effects.report(Report::Confirmation("not_tried"));
-        let Some(Op { verb: Verb::Acquire(attempt), may_have_run, .. }) = self.take_op(id) else {
-            return;
-        };
-        self.clear_attempt(&attempt, id);
-        if may_have_run {
-            return self.withdraw(&attempt, None, why);
+        let Some(op) = self.take_op(id) else { return };
+        self.clear_attempt(attempt, id);
+        if op.may_have_run {
+            return self.withdraw(attempt, None, why);
         }
         let sentence = format!("UNAVAILABLE `{}` is not granted: {why}", attempt.name);
         self.leave(attempt.waiter, Left::Failed(sentence));

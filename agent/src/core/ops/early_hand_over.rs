@@ -13,10 +13,10 @@ use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
 use super::{Failure, NO_ANSWER, Op};
+use crate::core::Core;
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::lock::grant::Terms;
 use crate::core::ops::verb::{Attempt, EarlyHandOver, Ending, Verb};
-use crate::core::{Core, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};
 
@@ -141,9 +141,7 @@ impl Core {
     }
 
     fn begin_early_hold(&mut self, hand_over: OpId, next: &Attempt, valid_until: Moment) {
-        let group = self.group_label(&next.name);
-        self.effects.report(Report::HandOver { group });
-        self.locks.count_hand_over(&next.name);
+        self.count_hand_over(&next.name);
         let (number, hand_over) = (next.number, Some(hand_over));
         // Redis can renew it once it has it.
         let renew_at = Moment::NEVER;
@@ -189,10 +187,7 @@ impl Core {
         let name = &early.from.name;
         match passed {
             HandOverOutcome::Passed { subscribers, .. } => {
-                // In a cluster a node counts only its own subscribers, and others may be subscribed at any node.
-                let subscribers = subscribers.filter(|_| !self.settings.slots);
-                self.locks.on_handed_over(name, subscribers);
-                self.ops.set_hand_overs_refused(false);
+                self.on_handed_over(name, subscribers);
                 // The latest one is confirmed once it is released, if nobody holds the lock.
                 let released = self.follow_up(op.sent, early);
                 let confirmed = early.ended.len() - usize::from(released);

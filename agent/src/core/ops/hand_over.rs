@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, HandOverOutcome, Value};
-use redisson::{Kind, Moment};
+use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
 use super::{FAIR_WAIT, Failure, Op};
 use crate::core::ids::OpId;
-use crate::core::ops::verb::{Attempt, Ending, HandOver, Verb};
+use crate::core::ops::verb::{Attempt, Ending, HandOver};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};
@@ -42,7 +42,7 @@ impl Operation for HandOver {
             }
             _ => script::parse_hand_over(reply)?,
         };
-        core.handed_over(id, op, &self.from, &self.to, passed);
+        core.on_hand_over_reply(id, op, &self.from, &self.to, passed);
         Ok(())
     }
 
@@ -52,7 +52,7 @@ impl Operation for HandOver {
             return core.retry(id, pause);
         }
         if let Some(op) = core.take_op(id) {
-            core.on_hand_over_refused(id, op);
+            core.on_hand_over_refused(id, self, op.may_have_run);
         }
     }
 
@@ -104,7 +104,7 @@ impl Operation for HandOver {
 
 impl Core {
     /// Applies the reply to a hand-over.
-    fn handed_over(
+    fn on_hand_over_reply(
         &mut self,
         id: OpId,
         op: &Op,
@@ -117,13 +117,8 @@ impl Core {
         self.clear_attempt(to, id);
         let lost = match passed {
             HandOverOutcome::Passed { subscribers, token } => {
-                // In a cluster a node counts only its own subscribers, and others may be subscribed at any node.
-                let subscribers = subscribers.filter(|_| !self.settings.slots);
-                self.ops.set_hand_overs_refused(false);
-                self.locks.count_hand_over(&name);
-                self.locks.on_handed_over(&name, subscribers);
-                let group = self.group_label(&name);
-                self.effects.report(Report::HandOver { group });
+                self.count_hand_over(&name);
+                self.on_handed_over(&name, subscribers);
                 self.confirm(from, None);
                 match self.replica_shortfall(&name, op) {
                     Some(why) => self.withdraw(to, token, &why),
@@ -146,17 +141,32 @@ impl Core {
         self.poll_queue(&name);
     }
 
+    /// Counts a hand-over of this lock.
+    pub(super) fn count_hand_over(&mut self, name: &LockName) {
+        let group = self.group_label(name);
+        self.effects.report(Report::HandOver { group });
+        self.locks.count_hand_over(name);
+    }
+
+    /// Records that Redis has carried out a hand-over, and the number of subscribers to the lock's messages, if known.
+    pub(super) fn on_handed_over(&mut self, name: &LockName, subscribers: Option<u64>) {
+        // In a cluster a node counts only its own subscribers, and others may be subscribed at any node.
+        let subscribers = subscribers.filter(|_| !self.settings.slots);
+        self.locks.on_handed_over(name, subscribers);
+        self.ops.set_hand_overs_refused(false);
+    }
+
     /// Handles the case that Redis refused the new holder: the old one is released instead.
-    fn on_hand_over_refused(&mut self, id: OpId, op: Op) {
-        let Verb::HandOver(HandOver { from, to }) = op.verb else { return };
-        self.clear_attempt(&to, id);
-        if op.may_have_run {
+    fn on_hand_over_refused(&mut self, id: OpId, hand_over: &HandOver, may_have_run: bool) {
+        let HandOver { from, to } = hand_over;
+        self.clear_attempt(to, id);
+        if may_have_run {
             // An earlier copy may have handed it over after all.
             self.renumber(to.waiter);
             self.undo(&to.name, to.kind, to.number, to.lease);
         }
-        self.ask_again_if_fair(&to);
-        self.release(from);
+        self.ask_again_if_fair(to);
+        self.release(from.clone());
     }
 
     /// Starts an attempt of a fair waiter that did not get the lock. For other kinds the queue does that.
