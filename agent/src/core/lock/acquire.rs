@@ -11,7 +11,7 @@ use crate::core::ids::{OpId, ReplyTo, WaiterId};
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::verb::{Attempt, Change, HoldUpdate, Verb};
-use crate::core::session::reply::Reply;
+use crate::core::session::reply::{Grant, Reply};
 use crate::core::side::Side;
 use crate::core::{Core, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};
@@ -41,18 +41,9 @@ impl Core {
         let taken = self.is_taken(&request.name, request.kind);
         let waiter = self.new_waiter(reply_to, owner, request, taken, span);
         if taken && waiter.is_now_or_never() {
-            let group = self.group_label(&waiter.name);
-            self.effects.report(Report::Acquisition {
-                group: Arc::clone(&group),
-                kind: waiter.kind,
-                outcome: "timeout",
-            });
-            self.effects.report(Report::Waited {
-                group: Arc::clone(&group),
-                outcome: "timeout",
-                wait: Duration::ZERO,
-            });
-            spans::outcome(&waiter.span, "timeout");
+            let (outcome, wait) = ("timeout", Duration::ZERO);
+            let group = self.on_not_acquired(&waiter.name, waiter.kind, &waiter.span, outcome);
+            self.effects.report(Report::Waited { group, outcome, wait });
             return self.answer(reply_to, Frame::Null);
         }
         if taken && waiter.wait == Wait::Forever && self.would_deadlock(owner, &waiter.name) {
@@ -71,10 +62,23 @@ impl Core {
         span: &Span,
         refusal: Frame,
     ) {
-        let group = self.group_label(name);
-        self.effects.report(Report::Acquisition { group, kind, outcome: "denied" });
-        spans::outcome(span, "denied");
+        self.on_not_acquired(name, kind, span, "denied");
         self.answer(reply_to, refusal);
+    }
+
+    /// Counts a LOCK that ends without the lock. Returns the label of the lock.
+    pub(in crate::core) fn on_not_acquired(
+        &mut self,
+        name: &LockName,
+        kind: Kind,
+        span: &Span,
+        outcome: &'static str,
+    ) -> Arc<str> {
+        let group = self.group_label(name);
+        let label = Arc::clone(&group);
+        self.effects.report(Report::Acquisition { group: label, kind, outcome });
+        spans::outcome(span, outcome);
+        group
     }
 
     /// Returns whether a newcomer of that kind has to wait, as far as this agent knows.
@@ -199,13 +203,25 @@ impl Core {
 
     fn reenter_at_once(&mut self, reply_to: ReplyTo, number: Number, span: &Span) {
         let Some(hold) = self.leases.increment(number, self.now) else { return };
-        let (grant, group, kind) = (hold.grant(0), Arc::clone(&hold.group), hold.kind);
-        let outcome = "reentered";
+        let (grant, group) = (hold.grant(0), Arc::clone(&hold.group));
+        let reply = self.on_reentered(reply_to, grant, group, span);
+        self.journal_hold(number);
+        self.answer_with(reply_to, reply);
+    }
+
+    /// Counts a re-entry. Returns the reply to its LOCK.
+    pub(in crate::core) fn on_reentered(
+        &mut self,
+        reply_to: ReplyTo,
+        grant: Grant,
+        group: Arc<str>,
+        span: &Span,
+    ) -> Reply {
+        let (kind, outcome) = (grant.kind, "reentered");
         self.report_with_reply(reply_to, Report::Acquisition { group, kind, outcome });
         spans::outcome(span, outcome);
         span.record("lock.holds", grant.count);
-        self.journal_hold(number);
-        self.answer_with(reply_to, Reply::Grant(grant));
+        Reply::Grant(grant)
     }
 
     /// Sends a waiter's attempt to Redis.

@@ -1,6 +1,5 @@
 //! Waiting: a LOCK joins its name's queue, and leaves it with or without the lock.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::{Kind, Moment};
@@ -9,10 +8,10 @@ use tracing::Span;
 use crate::core::ids::{OpId, Owner, ReplyTo, WaiterId};
 use crate::core::lock::table::RemovedWaiter;
 use crate::core::lock::waiter::{FairPosition, Left, Waiter};
-use crate::core::ops::Op;
 use crate::core::ops::verb::{Attempt, Verb};
+use crate::core::ops::{NO_ANSWER, Op};
 use crate::core::units::millis;
-use crate::core::{Core, Effect, Node, Report, spans};
+use crate::core::{Core, Effect, Node, Report};
 use crate::protocol::command::{LockRequest, Wait};
 use crate::protocol::resp::Frame;
 
@@ -146,8 +145,7 @@ impl Core {
             .waiter(number)
             .is_some_and(|waiter| self.locks.is_front(&waiter.name, number));
         let Some(waiter) = self.remove_waiter(number) else { return };
-        let waited = self.now.since(waiter.since);
-        let group = self.group_label(&waiter.name);
+        let wait = self.now.since(waiter.since);
         let name = &waiter.name;
         let last_error = self.locks.get(name).and_then(|state| state.last_error.clone());
         let (outcome, reply) = match why {
@@ -156,21 +154,14 @@ impl Core {
             Left::Failed(sentence) => ("error", Frame::Error(sentence)),
             Left::TimedOut => match last_error {
                 Some(last_error) => ("error", Self::unavailable_for(name, &last_error)),
-                None if !waiter.refused => {
-                    ("error", Self::unavailable_for(name, "Redis has not answered in time"))
-                }
+                None if !waiter.refused => ("error", Self::unavailable_for(name, NO_ANSWER)),
                 None => ("timeout", Frame::Null),
             },
         };
-        self.effects.report(Report::Acquisition {
-            group: Arc::clone(&group),
-            kind: waiter.kind,
-            outcome,
-        });
-        spans::outcome(&waiter.span, outcome);
-        waiter.span.record("lock.wait_ms", millis(waited));
+        let group = self.on_not_acquired(name, waiter.kind, &waiter.span, outcome);
+        waiter.span.record("lock.wait_ms", millis(wait));
         let outcome = if outcome == "timeout" { outcome } else { "other" };
-        self.effects.report(Report::Waited { group, outcome, wait: waited });
+        self.effects.report(Report::Waited { group, outcome, wait });
         match waiter.kind {
             Kind::Red => self.tell_once_undone(&waiter, reply),
             _ => self.answer(waiter.reply_to, reply),

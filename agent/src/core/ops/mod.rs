@@ -42,7 +42,7 @@ pub(in crate::core) const FAIR_WAIT: Duration = Duration::from_secs(15);
 const JOURNAL_PATIENCE: Duration = Duration::from_millis(250);
 
 /// The error of a command for which Redis stayed silent.
-const NO_ANSWER: &str = "Redis has not answered in time";
+pub(in crate::core) const NO_ANSWER: &str = "Redis has not answered in time";
 
 impl Core {
     /// Sends a script. After `give_up` it is no longer worth repeating.

@@ -1,5 +1,6 @@
 //! Update: re-entry, partial release, or another lease of one hold.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
@@ -11,7 +12,7 @@ use super::{Failure, NO_ANSWER, Op};
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{Change, HoldUpdate, Verb};
 use crate::core::session::reply::Reply;
-use crate::core::{Core, Lane, Node, Report, spans};
+use crate::core::{Core, Lane, Node};
 use crate::types::{End, Number};
 
 impl Operation for HoldUpdate {
@@ -94,10 +95,8 @@ impl Core {
     /// Counts a re-entry that has failed. Other updates are not counted.
     pub(in crate::core) fn on_update_failed(&mut self, update: &HoldUpdate) {
         let HoldUpdate { name, kind, span, change, .. } = update;
-        spans::outcome(span, "error");
         if let Change::Reenter(_) = change {
-            let (group, kind) = (self.group_label(name), *kind);
-            self.effects.report(Report::Acquisition { group, kind, outcome: "error" });
+            self.on_not_acquired(name, *kind, span, "error");
         }
     }
 
@@ -150,13 +149,8 @@ impl Core {
         };
         let reply = match update.change {
             Change::Reenter(_) => {
-                let (grant, kind) = (hold.grant(0), hold.kind);
-                let group = self.group_label(name);
-                let outcome = "reentered";
-                self.report_with_reply(*reply_to, Report::Acquisition { group, kind, outcome });
-                spans::outcome(span, outcome);
-                span.record("lock.holds", *count);
-                Reply::Grant(grant)
+                let (grant, group) = (hold.grant(0), Arc::clone(&hold.group));
+                self.on_reentered(*reply_to, grant, group, span)
             }
             Change::Partial => Reply::Left { number: *number, count: *count },
             Change::Extend(_) => Reply::Valid { number: *number, valid_until: hold.valid_until },
