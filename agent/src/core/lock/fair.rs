@@ -99,10 +99,10 @@ impl Core {
     /// Releases the position of a fair waiter that left without the lock, and notifies the next one. `asked` is the
     /// attempt that it had in flight.
     pub(in crate::core) fn leave_position(&mut self, waiter: &Waiter, asked: Option<OpId>) {
-        let under_way = asked.is_some_and(|id| self.ops.contains_key(&id));
         if waiter.kind != Kind::Fair {
             return;
         }
+        let under_way = asked.is_some_and(|id| self.ops.contains(id));
         if waiter.position.may_exist || under_way {
             let lease = waiter.lease.unwrap_or(self.settings.lease);
             self.undo(&waiter.name, Kind::Fair, waiter.number, lease);

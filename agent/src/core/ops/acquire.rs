@@ -197,7 +197,7 @@ impl Core {
         self.numbers.is_own(holder)
             && self.numbers.contains(number)
             && !self.leases.contains(number)
-            && !self.ops.concern(number)
+            && !self.ops.concerns(number)
             && !self.locks.is_wanted(number)
     }
 

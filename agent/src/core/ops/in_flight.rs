@@ -134,8 +134,8 @@ impl InFlight {
         self.ops.get(&id)
     }
 
-    pub(in crate::core) fn contains_key(&self, id: &OpId) -> bool {
-        self.ops.contains_key(id)
+    pub(in crate::core) fn contains(&self, id: OpId) -> bool {
+        self.ops.contains_key(&id)
     }
 
     /// Returns the ops in no particular order.
@@ -144,7 +144,7 @@ impl InFlight {
     }
 
     /// Returns whether a script may write or remove the field of this number.
-    pub(in crate::core) fn concern(&self, number: Number) -> bool {
+    pub(in crate::core) fn concerns(&self, number: Number) -> bool {
         self.concerned.contains_key(&number)
     }
 
@@ -243,13 +243,12 @@ impl InFlight {
     }
 
     /// Records that a script is sent now.
-    pub(super) fn on_sent(&mut self, id: OpId, now: Moment) -> Option<&Op> {
-        let op = self.ops.get_mut(&id)?;
+    pub(super) fn on_sent(&mut self, id: OpId, now: Moment) {
+        let Some(op) = self.ops.get_mut(&id) else { return };
         op.sent = now;
         op.confirmed = Confirmed::default();
         op.retry_at = Moment::NEVER;
         self.timers.set(&mut op.armed, op.answer_by, id);
-        self.get(id)
     }
 
     pub(in crate::core) fn on_confirmed(&mut self, id: OpId, confirmed: Confirmed) {

@@ -196,7 +196,7 @@ impl Core {
         // Commands of the old connection end first, so that none of them changes what the new one receives.
         let asking = |number: &Number| {
             let hold = self.leases.get(*number).and_then(|hold| hold.update);
-            hold.is_some_and(|op| self.ops.contains_key(&op) || self.red.contains(op))
+            hold.is_some_and(|op| self.ops.contains(op) || self.red.contains(op))
         };
         let settled = grace.unverified == 0
             && session.multi.is_empty()

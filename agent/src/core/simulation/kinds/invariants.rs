@@ -281,7 +281,7 @@ impl World {
         let Some(id) = HolderId::parse(position.as_bytes()) else { return false };
         self.agents.iter().filter(|agent| agent.core.numbers.client() == id.client).any(|agent| {
             let core = &agent.core;
-            core.locks.is_wanted(id.thread) || core.ops.concern(id.thread)
+            core.locks.is_wanted(id.thread) || core.ops.concerns(id.thread)
         })
     }
 

@@ -111,7 +111,7 @@ impl History {
         let Script { op, call } = script;
         let lock = key(call);
         let before = &self.before[&lock];
-        let alive = host.run == packet.run && host.core.ops.contains_key(op);
+        let alive = host.run == packet.run && host.core.ops.contains(*op);
         // The sender does not know about repeated copies. The first copy may have been refused.
         let wanted = alive && !packet.is_repeated();
         for field in field_names(redis, &lock) {

@@ -256,7 +256,7 @@ impl Simulation {
                 ));
             }
             let asking = match known.contest {
-                Contest::Attempting(op) if !core.ops.contains_key(&op) => {
+                Contest::Attempting(op) if !core.ops.contains(op) => {
                     return Err(format!("{name} waits for an operation that has ended"));
                 }
                 Contest::Attempting(_) => true,
@@ -272,7 +272,7 @@ impl Simulation {
                 }
                 Contest::Idle => false,
             };
-            if known.early.is_some_and(|op| !core.ops.contains_key(&op)) {
+            if known.early.is_some_and(|op| !core.ops.contains(op)) {
                 return Err(format!("{name} waits for a hand-over that has ended"));
             }
             let ours = known.hold.is_some() || known.early.is_some();
@@ -300,7 +300,7 @@ impl Simulation {
         }
         if let Some((by, op)) = self.history.freed.get(lock)
             && *by == host
-            && !core.ops.contains_key(op)
+            && !core.ops.contains(*op)
         {
             return Err(format!("{name} was released by {op:?}, and its waiters sleep"));
         }
@@ -325,7 +325,7 @@ impl Simulation {
                     continue;
                 }
                 let held = state.core.leases.contains(holder.thread);
-                let known = held || state.core.ops.concern(holder.thread);
+                let known = held || state.core.ops.concerns(holder.thread);
                 if !known
                     && !self.history.is_stray(lock, field)
                     && !self.history.is_excused(lock, field)
