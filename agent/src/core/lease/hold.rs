@@ -206,9 +206,9 @@ impl Hold {
 
     /// Returns the form of the script that renews or verifies it.
     pub(in crate::core) fn renewal_form(&self) -> RenewalForm {
-        let fixed = self.mode == LeaseMode::Fixed || self.lapsing;
+        let verify = self.mode == LeaseMode::Fixed || self.lapsing;
         let reads = (self.kind == Kind::Read).then_some(MissingMarkers::Report);
-        RenewalForm { reads, fixed, count: self.count }
+        RenewalForm { reads, verify, count: self.count }
     }
 
     pub(in crate::core) fn valid_ms(&self, now: Moment) -> u64 {

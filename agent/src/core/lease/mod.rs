@@ -288,7 +288,7 @@ impl LeaseTable {
             true => lease.renew_at(sent, jitter),
             false => sent + unconfirmed_pause(lease),
         };
-        let extended = confirmed && !form.fixed && hold.mode == LeaseMode::Renewed;
+        let extended = confirmed && !form.verify && hold.mode == LeaseMode::Renewed;
         if extended {
             hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
         }
@@ -307,7 +307,8 @@ impl LeaseTable {
         Some(hold.failures)
     }
 
-    pub(in crate::core) fn renew_at(&mut self, number: Number, at: Moment) {
+    /// Sets the next renewal of a hold.
+    pub(in crate::core) fn schedule_renewal(&mut self, number: Number, at: Moment) {
         self.change(number, |hold| hold.renew_at = at);
     }
 

@@ -102,7 +102,7 @@ impl NodeLeases {
     }
 
     /// Sets the next renewal on one node.
-    pub(in crate::core) fn renew_at_node(&mut self, node: usize, at: Moment) {
+    pub(in crate::core) fn schedule_renewal(&mut self, node: usize, at: Moment) {
         self.0[node].renew_at = at;
     }
 
@@ -143,7 +143,7 @@ impl NodeLeases {
     }
 
     /// Returns the instant of the next renewal on any node; never while all renewals are in flight.
-    pub(in crate::core) fn renew_at(&self) -> Moment {
+    pub(in crate::core) fn next_renewal(&self) -> Moment {
         let idle = self.0.iter().filter(|lease| !lease.renewing);
         idle.map(|lease| lease.renew_at).min().unwrap_or(Moment::NEVER)
     }
@@ -165,7 +165,7 @@ mod tests {
             node_leases.to_restore(2).is_empty(),
             "the other servers confirmed before the loss"
         );
-        assert_eq!(node_leases.renew_at(), at(5), "the other servers are renewed at once");
+        assert_eq!(node_leases.next_renewal(), at(5), "the other servers are renewed at once");
         node_leases.confirm(1, at(4), at(100));
         node_leases.confirm(2, at(6), at(100));
         assert!(node_leases.is_stale(at(4)) && node_leases.to_restore(2).is_empty());

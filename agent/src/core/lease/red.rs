@@ -89,7 +89,7 @@ impl LeaseTable {
             if part.forced_claim.is_some() {
                 part.renew_at = now;
             }
-            let renewed = hold.mode == LeaseMode::Renewed && !form.fixed;
+            let renewed = hold.mode == LeaseMode::Renewed && !form.verify;
             let until = if renewed { lease.valid_until(sent) } else { part.valid_until };
             parts.confirm(node, sent, until);
             // It may have overtaken a change of the count, or be too old to restore another part.
@@ -172,7 +172,13 @@ impl LeaseTable {
         Some((part.failures, safe))
     }
 
-    pub(in crate::core) fn renew_node_at(&mut self, number: Number, node: usize, at: Moment) {
+    /// Sets the next renewal of a hold on one node.
+    pub(in crate::core) fn schedule_node_renewal(
+        &mut self,
+        number: Number,
+        node: usize,
+        at: Moment,
+    ) {
         if let Some(parts) = self.parts(number) {
             parts.0[node].renew_at = at;
         }
@@ -244,7 +250,7 @@ impl LeaseTable {
         self.change(number, |hold| {
             let parts = hold.node_leases.as_ref()?;
             hold.valid_until = parts.valid_until(majority);
-            hold.renew_at = parts.renew_at();
+            hold.renew_at = parts.next_renewal();
             hold.renewing = parts.0.iter().all(|part| part.renewing);
             let gone = hold.valid_until == Moment::default();
             let forced = parts.0.iter().any(|part| part.forced);

@@ -179,11 +179,11 @@ mod tests {
 
     #[test]
     fn renewals_in_one_script_have_one_form_and_in_a_cluster_one_slot() {
-        const PLAIN: RenewalForm = RenewalForm { reads: None, fixed: false, count: 1 };
+        const PLAIN: RenewalForm = RenewalForm { reads: None, verify: false, count: 1 };
         const READS: RenewalForm =
-            RenewalForm { reads: Some(MissingMarkers::Report), fixed: false, count: 1 };
-        const FIXED: RenewalForm = RenewalForm { reads: None, fixed: true, count: 1 };
-        const TWICE: RenewalForm = RenewalForm { reads: None, fixed: false, count: 2 };
+            RenewalForm { reads: Some(MissingMarkers::Report), verify: false, count: 1 };
+        const VERIFIED: RenewalForm = RenewalForm { reads: None, verify: true, count: 1 };
+        const TWICE: RenewalForm = RenewalForm { reads: None, verify: false, count: 2 };
         let name = |text: &str| LockName::new(text.as_bytes()).unwrap();
         let batched = |slots| {
             let mut batches = Batches::new(slots);
@@ -191,7 +191,7 @@ mod tests {
                 assert!(batches.add(PLAIN, &name(lock), lock).is_none());
             }
             assert!(batches.add(READS, &name("{a}3"), "{a}3").is_none());
-            assert!(batches.add(FIXED, &name("{a}4"), "{a}4").is_none());
+            assert!(batches.add(VERIFIED, &name("{a}4"), "{a}4").is_none());
             assert!(batches.add(TWICE, &name("{a}5"), "{a}5").is_none());
             batches.rest().collect::<Vec<_>>()
         };
@@ -200,7 +200,7 @@ mod tests {
             [
                 (PLAIN, vec!["{a}1", "b", "{a}2"]),
                 (TWICE, vec!["{a}5"]),
-                (FIXED, vec!["{a}4"]),
+                (VERIFIED, vec!["{a}4"]),
                 (READS, vec!["{a}3"])
             ]
         );
@@ -211,7 +211,7 @@ mod tests {
                 (PLAIN, vec!["b"]),
                 (PLAIN, vec!["{a}1", "{a}2"]),
                 (TWICE, vec!["{a}5"]),
-                (FIXED, vec!["{a}4"]),
+                (VERIFIED, vec!["{a}4"]),
                 (READS, vec!["{a}3"])
             ]
         );

@@ -322,7 +322,7 @@ impl Core {
             return self.end_hold(number, End::Released, None);
         }
         if self.leases.decrement(number).is_some() {
-            self.leases.renew_at(number, self.now);
+            self.leases.schedule_renewal(number, self.now);
         }
     }
 }

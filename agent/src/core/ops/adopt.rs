@@ -34,7 +34,7 @@ impl Operation for Adoption {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let kept = script::parse_renew(reply, self.holds.len())?;
-        let unconfirmed = !self.form.fixed && !core.is_replicated(op);
+        let unconfirmed = !self.form.verify && !core.is_replicated(op);
         let (again, known): (Vec<_>, Vec<_>) = std::iter::zip(self.holds.iter().cloned(), kept)
             .partition(|(_, kept)| unconfirmed && lost_end(*kept).is_none());
         core.on_adopted(op.sent, &known);
@@ -47,7 +47,7 @@ impl Operation for Adoption {
     }
 
     fn route(&self, core: &Core) -> (Node, Lane) {
-        (Node::Main, if self.form.fixed { Lane::Renewals } else { core.renewals_lane() })
+        (Node::Main, core.renewals_lane(self.form))
     }
 
     fn each_number(&self, visit: &mut dyn FnMut(Number)) {
@@ -76,8 +76,7 @@ impl Core {
             for hold in self.restore_session(connection, session) {
                 let lock = hold.lock.clone();
                 let reads = (hold.kind == Kind::Read).then_some(MissingMarkers::Restore);
-                let fixed = hold.until.is_some();
-                let form = RenewalForm { reads, fixed, count: hold.count };
+                let form = RenewalForm { reads, verify: hold.until.is_some(), count: hold.count };
                 if let Some((form, holds)) = batches.add(form, &lock, hold) {
                     self.send(Verb::Adopt(Adoption { form, holds }), give_up);
                 }

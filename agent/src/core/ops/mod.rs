@@ -26,7 +26,7 @@ use redisson::script::Value;
 use service_kit::trace::{self, TraceParent};
 
 use crate::core::ids::OpId;
-use crate::core::ops::verb::Verb;
+use crate::core::ops::verb::{RenewalForm, Verb};
 use crate::core::{Core, Effect, Lane};
 use crate::types::Refusal;
 use in_flight::Retry;
@@ -214,9 +214,11 @@ impl Core {
         if self.settings.min_replicas > 0 { Lane::Grants } else { Lane::Commands }
     }
 
-    /// Returns the connection for scripts that renew leases. With `--min-replicas` it reports what replicas confirm.
-    fn renewals_lane(&self) -> Lane {
-        if self.settings.min_replicas > 0 { Lane::ReplicatedRenewals } else { Lane::Renewals }
+    /// Returns the connection for scripts that renew leases. With `--min-replicas` it reports what replicas confirm. (A
+    /// verification extends nothing, so no replica has to confirm it.)
+    fn renewals_lane(&self, form: RenewalForm) -> Lane {
+        let replicated = self.settings.min_replicas > 0 && !form.verify;
+        if replicated { Lane::ReplicatedRenewals } else { Lane::Renewals }
     }
 
     pub(in crate::core) fn take_op(&mut self, id: OpId) -> Option<Op> {

@@ -40,9 +40,8 @@ impl Operation for Renewals {
         core.on_renewal_failed(&self.holds, pause);
     }
 
-    /// A verification extends nothing, so no replica has to confirm it.
     fn route(&self, core: &Core) -> (Node, Lane) {
-        (Node::Main, if self.form.fixed { Lane::Renewals } else { core.renewals_lane() })
+        (Node::Main, core.renewals_lane(self.form))
     }
 
     fn may_be_abandoned(&self, _: &Core) -> bool {
@@ -78,7 +77,7 @@ impl Core {
         let Renewals { form, holds, span } = renewals;
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
-        let confirmed = form.fixed || self.is_replicated(op);
+        let confirmed = form.verify || self.is_replicated(op);
         let mut renewed = Tally::default();
         let gone = outcomes.iter().filter(|outcome| lost_end(**outcome).is_some()).count();
         span.record("lock.gone", gone);
@@ -120,7 +119,7 @@ impl Core {
         if !margins.is_empty() {
             self.effects.report(Report::RenewalMargins(margins));
         }
-        let outcome = match (form.fixed, confirmed) {
+        let outcome = match (form.verify, confirmed) {
             (true, _) => "verified",
             (false, true) => "renewed",
             (false, false) => "unconfirmed",
@@ -149,7 +148,7 @@ impl Core {
             self.effects.report(Report::Renewals { group, outcome: "error", count: 1 });
             // The op's own pause is for the first failure; further ones slow down the hold's renewals.
             let pause = if failures == 1 { pause } else { self.pause(failures) };
-            self.leases.renew_at(*number, now + pause);
+            self.leases.schedule_renewal(*number, now + pause);
         }
     }
 }

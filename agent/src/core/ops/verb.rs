@@ -98,8 +98,8 @@ pub(in crate::core) struct Renewal {
 pub(in crate::core) struct RenewalForm {
     /// For read holds, whose markers must be renewed.
     pub(in crate::core) reads: Option<MissingMarkers>,
-    /// For holds with a fixed lease, which are verified and keep their expiry.
-    pub(in crate::core) fixed: bool,
+    /// For holds that are verified and keep their expiry: their lease is fixed, or their worker is stopped.
+    pub(in crate::core) verify: bool,
     /// The hold count of each of them.
     pub(in crate::core) count: u32,
 }
@@ -110,7 +110,7 @@ impl RenewalForm {
         holds: impl IntoIterator<Item = (&'a LockName, HolderId)>,
         lease: Lease,
     ) -> Call {
-        let lease = (!self.fixed).then_some(lease);
+        let lease = (!self.verify).then_some(lease);
         match self.reads {
             Some(missing) => script::renew_read(holds, self.count, lease, missing),
             None => script::renew(holds, self.count, lease),

@@ -146,7 +146,7 @@ impl Core {
         for (node, until) in quorum.yes() {
             node_leases.confirm(node, quorum.sent, until);
             // A fixed lease is not renewed, but verified as often.
-            node_leases.renew_at_node(node, watched.renew_at(quorum.sent, jitter));
+            node_leases.schedule_renewal(node, watched.renew_at(quorum.sent, jitter));
         }
         self.leases.set_parts(*number, node_leases);
         self.reassess(*number, None);

@@ -104,11 +104,11 @@ impl Core {
             };
             let outcome = match end {
                 Some(_) => "gone",
-                None if form.fixed => "verified",
+                None if form.verify => "verified",
                 None => "renewed",
             };
             self.effects.report(Report::Renewals { group, outcome, count: 1 });
-            if end.is_none() && !form.fixed {
+            if end.is_none() && !form.verify {
                 self.effects.report(Report::RenewalMargins(vec![before.since(now)]));
             }
             self.reassess(number, end);
@@ -197,7 +197,7 @@ impl Core {
                 _ if safe => lease.duration() / 15 * (100 + jitter) / 100,
                 _ => self.pause(failures),
             };
-            self.leases.renew_node_at(number, node, now + pause);
+            self.leases.schedule_node_renewal(number, node, now + pause);
             self.reassess(number, None);
         }
     }
