@@ -33,10 +33,10 @@ impl Operation for Adoption {
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
-        let kept = script::parse_renew(reply, self.holds.len())?;
+        let outcomes = script::parse_renew(reply, self.holds.len())?;
         let unconfirmed = !self.form.verify && !core.is_replicated(op);
-        let (again, known): (Vec<_>, Vec<_>) = std::iter::zip(self.holds.iter().cloned(), kept)
-            .partition(|(_, kept)| unconfirmed && lost_end(*kept).is_none());
+        let (again, known): (Vec<_>, Vec<_>) = std::iter::zip(self.holds.iter().cloned(), outcomes)
+            .partition(|(_, outcome)| unconfirmed && lost_end(*outcome).is_none());
         core.on_adopted(op.sent, &known);
         core.adopt_again(op, self.form, again.into_iter().map(|(hold, _)| hold).collect());
         Ok(())
@@ -141,7 +141,7 @@ impl Core {
         sent: Moment,
         holds: &[(HoldRecord, RenewOutcome)],
     ) {
-        for (record, kept) in holds {
+        for (record, outcome) in holds {
             let Some(connection) = self.sessions.connection_of(record.session) else {
                 // Its session was not resumed in time.
                 self.undo(&record.lock, record.kind, record.number, record.longest);
@@ -154,7 +154,7 @@ impl Core {
             let held = self.locks.get(&record.lock).and_then(|name| name.hold);
             let others =
                 held.and_then(|number| self.leases.get(number)).is_some_and(|h| h.owner != owner);
-            let end = match lost_end(*kept) {
+            let end = match lost_end(*outcome) {
                 None if late || valid_until <= self.now => Some(End::Unconfirmed),
                 // It was missing and has been granted to another owner here, before this reply was read.
                 None if others => Some(End::Stolen),

@@ -32,8 +32,8 @@ impl Operation for HoldUpdate {
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
-        let kept = script::parse_renew(reply, 1)?;
-        core.on_confirmed_update(op, self, kept[0]);
+        let outcome = script::parse_renew(reply, 1)?[0];
+        core.on_confirmed_update(op, self, outcome);
         Ok(())
     }
 
@@ -101,16 +101,16 @@ impl Core {
     }
 
     /// Applies the reply to an update, unless too few replicas have it.
-    fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, kept: RenewOutcome) {
+    fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, outcome: RenewOutcome) {
         let extended =
-            !matches!(update.change, Change::Partial) && matches!(kept, RenewOutcome::Renewed);
+            !matches!(update.change, Change::Partial) && matches!(outcome, RenewOutcome::Renewed);
         if extended
             && self.leases.contains(update.number)
             && let Some(why) = self.replica_shortfall(&update.name, op)
         {
             return self.update_withdrawn(update, &why);
         }
-        self.on_update_reply(op.sent, update, kept);
+        self.on_update_reply(op.sent, update, outcome);
     }
 
     /// Refuses an update that too few replicas have. The hold stays unchanged; a renewal restores its count in Redis.
@@ -132,10 +132,10 @@ impl Core {
         &mut self,
         sent: Moment,
         update: &HoldUpdate,
-        kept: RenewOutcome,
+        outcome: RenewOutcome,
     ) {
         let HoldUpdate { name, number, count, owner, reply_to, span, .. } = update;
-        if let Some(end) = lost_end(kept) {
+        if let Some(end) = lost_end(outcome) {
             self.lose(*number, end);
         }
         let jitter = self.numbers.jitter();
@@ -162,8 +162,8 @@ impl Core {
 }
 
 /// Returns the end of a hold that was not renewed.
-pub(in crate::core) fn lost_end(kept: RenewOutcome) -> Option<End> {
-    match kept {
+pub(in crate::core) fn lost_end(outcome: RenewOutcome) -> Option<End> {
+    match outcome {
         RenewOutcome::Renewed | RenewOutcome::MarkersMissing => None,
         RenewOutcome::Missing | RenewOutcome::WrongType => Some(End::Missing),
         RenewOutcome::Stolen => Some(End::Stolen),

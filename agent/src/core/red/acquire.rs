@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::script::AcquireOutcome;
 use redisson::{HolderId, Moment};
 
-use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
+use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing};
 use crate::collections::HashMap;
 use crate::core::ids::OpId;
 use crate::core::lease::node_leases::NodeLeases;
@@ -14,6 +14,7 @@ use crate::core::ops::printable;
 use crate::core::ops::verb::{Attempt, NodeOp, NodeVerb, Verb};
 use crate::core::report::refusals::{wrong_kind, wrong_type};
 use crate::core::{Core, Report};
+use crate::protocol::resp::Frame;
 use crate::types::Number;
 
 impl Core {
@@ -42,57 +43,8 @@ impl Core {
         id
     }
 
-    /// Registers a quorum operation, to be decided at that instant at the latest.
-    pub(super) fn open(&mut self, quorum: QuorumOp, deadline: Moment) -> OpId {
-        let id = self.ops.draw_id();
-        self.red.insert(id, quorum, deadline);
-        id
-    }
-
-    /// Decides a quorum operation if possible, or if its time is over.
-    pub(super) fn settle_quorum(&mut self, id: OpId, over: bool) {
-        let majority = self.majority();
-        let Some(quorum) = self.red.get(id) else { return };
-        let settled = match &quorum.request {
-            // The last answers are worth the wait: they show the holder, and the nodes whose grant must be undone.
-            QuorumRequest::Acquire(_) => {
-                quorum.verdict(majority) == Verdict::Won || quorum.awaited().next().is_none()
-            }
-            QuorumRequest::Update(_) => quorum.verdict(majority) != Verdict::Open,
-            QuorumRequest::Release(_) => {
-                quorum.verdict(majority) == Verdict::Won || quorum.gone(majority).is_some()
-            }
-            QuorumRequest::Undo(_)
-            | QuorumRequest::Show(_)
-            | QuorumRequest::Look(_)
-            | QuorumRequest::Force { .. } => quorum.awaited().next().is_none(),
-        };
-        if !settled && !over {
-            return;
-        }
-        let Some(quorum) = self.red.remove(id) else { return };
-        match &quorum.request {
-            QuorumRequest::Acquire(attempt) => {
-                let attempt = attempt.clone();
-                self.clear_attempt(&attempt, id);
-                if quorum.verdict(majority) == Verdict::Won {
-                    self.won(quorum, &attempt);
-                } else {
-                    self.not_won(quorum, &attempt);
-                }
-                self.poll_queue(&attempt.name);
-            }
-            QuorumRequest::Update(_) => self.on_keep_decided(&quorum),
-            QuorumRequest::Release(_) => self.on_release_decided(quorum),
-            QuorumRequest::Undo(_) => self.on_undo_decided(quorum),
-            QuorumRequest::Show(show) => self.on_show_decided(&quorum, show),
-            QuorumRequest::Look(look) => self.on_look_decided(&quorum, look),
-            QuorumRequest::Force { look, seen } => self.on_force_decided(&quorum, look, seen),
-        }
-    }
-
     /// Handles one node's answer to an attempt.
-    pub(super) fn node_took(
+    pub(super) fn on_node_acquired(
         &mut self,
         node: usize,
         sent: Moment,
@@ -131,12 +83,12 @@ impl Core {
     }
 
     /// Handles a majority of grants.
-    fn won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
+    pub(super) fn on_won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
         let Attempt { name, number, .. } = attempt;
         let (now, watched) = (self.now, self.settings.lease);
         self.locks.on_answered(name);
         let Some(successor) = self.pick_successor(attempt, quorum.sent) else {
-            return self.give_up_got(quorum, attempt);
+            return self.undo_attempt(quorum, attempt);
         };
         self.grant(successor, *number, quorum.sent, None);
         let jitter = self.numbers.jitter();
@@ -156,7 +108,7 @@ impl Core {
     }
 
     /// Removes everything that an attempt has acquired, or may have acquired.
-    fn give_up_got(&mut self, quorum: QuorumOp, attempt: &Attempt) {
+    fn undo_attempt(&mut self, quorum: QuorumOp, attempt: &Attempt) {
         let Attempt { name, waiter, number, lease, .. } = attempt;
         self.renumber(*waiter);
         let nodes: Vec<_> = quorum.may_have_done().collect();
@@ -173,12 +125,12 @@ impl Core {
     }
 
     /// Handles the lack of a majority: the acquired parts are removed, and the waiter tries again later, or leaves.
-    fn not_won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
+    pub(super) fn on_not_won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
         let (name, asked, majority) = (&attempt.name, attempt.waiter, self.majority());
         let view = View::of(&quorum, majority);
         let errors = self.errors_of(&quorum);
         let free: Vec<_> = quorum.yes().map(|(node, _)| node).collect();
-        self.give_up_got(quorum, attempt);
+        self.undo_attempt(quorum, attempt);
         self.remove_node_ghosts(attempt, &view.holders);
         if let Some(sentence) = view.unfit {
             return self.leave(asked, Left::Failed(sentence));
@@ -246,11 +198,7 @@ impl Core {
     }
 
     /// Sends the reply to a waiter that has left once its attempts are removed from the nodes.
-    pub(in crate::core) fn tell_once_undone(
-        &mut self,
-        waiter: &Waiter,
-        reply: crate::protocol::resp::Frame,
-    ) {
+    pub(in crate::core) fn tell_once_undone(&mut self, waiter: &Waiter, reply: Frame) {
         let mut open = [waiter.attempt, waiter.undoing].into_iter().flatten();
         match open.find(|id| self.red.contains(*id)) {
             Some(quorum) => self.red.set_last_word(quorum, (waiter.reply_to, reply)),

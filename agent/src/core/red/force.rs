@@ -6,6 +6,7 @@ use redisson::shape::{Holder, MAX_FIELDS};
 
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use crate::core::Core;
+use crate::core::ids::OpId;
 use crate::core::ops::force::{WORTH, changed_hands, forced_frame, not_held_by};
 use crate::core::ops::verb::{Look, NodeOp, NodeVerb, Verb};
 use crate::protocol::resp::Frame;
@@ -83,7 +84,7 @@ impl Core {
     pub(super) fn on_node_forced(
         &mut self,
         node: usize,
-        quorum: super::OpId,
+        quorum: OpId,
         forced: ForceReleaseOutcome,
     ) {
         let answer = match forced {

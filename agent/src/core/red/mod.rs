@@ -15,7 +15,6 @@
 mod acquire;
 mod force;
 mod node_op;
-
 pub(super) mod quorum;
 mod release;
 mod show;
@@ -24,9 +23,11 @@ mod update;
 
 use std::time::Duration;
 
+use redisson::Moment;
+
 use super::Core;
 use crate::core::ids::OpId;
-use quorum::{Answer, QuorumOp};
+use quorum::{Answer, QuorumOp, QuorumRequest, Verdict};
 pub(super) use table::QuorumTable;
 
 impl Core {
@@ -45,15 +46,48 @@ impl Core {
 
     /// Records a node's answer, if it is still awaited.
     fn record_answer(&mut self, id: OpId, node: usize, answer: Answer) {
-        if self.red.on_answer(id, node, answer) {
-            self.settle_quorum(id, false);
+        let majority = self.majority();
+        if self.red.on_answer(id, node, answer)
+            && self.red.get(id).is_some_and(|quorum| quorum.is_decided(majority))
+        {
+            self.conclude(id);
         }
     }
 
     /// Handles the timeout of a quorum operation.
     pub(super) fn on_quorum_due(&mut self, id: OpId) {
         self.red.on_due(id, self.now);
-        self.settle_quorum(id, true);
+        self.conclude(id);
+    }
+
+    /// Registers a quorum operation, to be decided at that instant at the latest.
+    fn open(&mut self, quorum: QuorumOp, deadline: Moment) -> OpId {
+        let id = self.ops.draw_id();
+        self.red.insert(id, quorum, deadline);
+        id
+    }
+
+    /// Ends a quorum operation with the answers so far.
+    fn conclude(&mut self, id: OpId) {
+        let Some(quorum) = self.red.remove(id) else { return };
+        match &quorum.request {
+            QuorumRequest::Acquire(attempt) => {
+                let attempt = attempt.clone();
+                self.clear_attempt(&attempt, id);
+                if quorum.verdict(self.majority()) == Verdict::Won {
+                    self.on_won(quorum, &attempt);
+                } else {
+                    self.on_not_won(quorum, &attempt);
+                }
+                self.poll_queue(&attempt.name);
+            }
+            QuorumRequest::Update(update) => self.on_update_decided(&quorum, update),
+            QuorumRequest::Release(_) => self.on_release_decided(quorum),
+            QuorumRequest::Undo(_) => self.on_undo_decided(quorum),
+            QuorumRequest::Show(show) => self.on_show_decided(&quorum, show),
+            QuorumRequest::Look(look) => self.on_look_decided(&quorum, look),
+            QuorumRequest::Force { look, seen } => self.on_force_decided(&quorum, look, seen),
+        }
     }
 
     /// Returns the errors of the nodes that refused or did not answer.

@@ -45,12 +45,12 @@ impl Operation for NodeOp {
         match &self.verb {
             NodeVerb::Acquire { quorum, attempt } => {
                 let acquired = script::parse_acquire(reply)?;
-                core.node_took(node, op.sent, *quorum, attempt, acquired);
+                core.on_node_acquired(node, op.sent, *quorum, attempt, acquired);
             }
             NodeVerb::Update { quorum, update } => {
-                let kept = script::parse_renew(reply, 1)?[0];
+                let outcome = script::parse_renew(reply, 1)?[0];
                 let lease = update.change.lease().unwrap_or(core.settings.lease);
-                let answer = match lost_end(kept) {
+                let answer = match lost_end(outcome) {
                     None => Answer::Yes(lease.valid_until(op.sent)),
                     Some(end) => Answer::No(No::Gone(end)),
                 };
@@ -66,8 +66,8 @@ impl Operation for NodeOp {
                 core.on_node_released(node, *quorum, name, released, expected);
             }
             NodeVerb::Renew(form, holds) => {
-                let kept = script::parse_renew(reply, holds.len())?;
-                core.on_node_renewed(node, op.sent, *form, holds, &kept);
+                let outcomes = script::parse_renew(reply, holds.len())?;
+                core.on_node_renewed(node, op.sent, *form, holds, &outcomes);
             }
             NodeVerb::Show { quorum, .. } => {
                 let shown = script::parse_show(reply)?;

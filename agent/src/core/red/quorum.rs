@@ -148,6 +148,22 @@ impl QuorumOp {
         }
     }
 
+    /// Returns whether the answers so far suffice.
+    pub(super) fn is_decided(&self, majority: usize) -> bool {
+        let all_answered = || self.awaited().next().is_none();
+        let won = || self.verdict(majority) == Verdict::Won;
+        match self.request {
+            // The last answers are worth the wait: they show the holder, and the nodes whose grant must be undone.
+            QuorumRequest::Acquire(_) => won() || all_answered(),
+            QuorumRequest::Update(_) => self.verdict(majority) != Verdict::Open,
+            QuorumRequest::Release(_) => won() || self.gone(majority).is_some(),
+            QuorumRequest::Undo(_)
+            | QuorumRequest::Show(_)
+            | QuorumRequest::Look(_)
+            | QuorumRequest::Force { .. } => all_answered(),
+        }
+    }
+
     /// Returns the end that a majority of answers makes certain, if any.
     pub(super) fn gone(&self, majority: usize) -> Option<End> {
         let ends: Vec<_> = self

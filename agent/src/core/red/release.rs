@@ -159,7 +159,7 @@ impl Core {
         match word {
             Some((reply_to, Frame::Null)) if unconfirmed => {
                 let sentence = format!(
-                    "UNAVAILABLE `{name}` was not to be had, and {troubles}: the agent goes on giving back what it got"
+                    "UNAVAILABLE `{name}` could not be acquired, and {troubles}: the agent goes on releasing what it acquired"
                 );
                 self.answer(reply_to, Frame::Error(sentence));
             }

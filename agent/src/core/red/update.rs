@@ -1,6 +1,7 @@
 //! Red holds: re-entry, other leases, renewals node by node, and restoring a hold on a node that has lost it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redisson::script::{AcquireOutcome, RenewOutcome};
 use redisson::{Kind, Moment};
@@ -30,10 +31,9 @@ impl Core {
         id
     }
 
-    pub(super) fn on_keep_decided(&mut self, quorum: &QuorumOp) {
+    pub(super) fn on_update_decided(&mut self, quorum: &QuorumOp, update: &HoldUpdate) {
         let majority = self.majority();
         let verdict = quorum.verdict(majority);
-        let QuorumRequest::Update(update) = &quorum.request else { return };
         if verdict == Verdict::Won {
             self.recount(quorum, update.number, update.change);
             self.on_update_reply(quorum.sent, update, RenewOutcome::Renewed);
@@ -73,7 +73,7 @@ impl Core {
             }
             for (form, holds) in full.into_iter().chain(batches.rest()) {
                 let verb = NodeVerb::Renew(form, holds);
-                self.send(Verb::Node(NodeOp { node, verb }), std::time::Duration::ZERO);
+                self.send(Verb::Node(NodeOp { node, verb }), Duration::ZERO);
             }
         }
         for number in numbers {
@@ -88,13 +88,13 @@ impl Core {
         sent: Moment,
         form: RenewalForm,
         holds: &[Renewal],
-        kept: &[RenewOutcome],
+        outcomes: &[RenewOutcome],
     ) {
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(sent)));
-        for (renewal, kept) in holds.iter().zip(kept) {
+        for (renewal, outcome) in holds.iter().zip(outcomes) {
             let (number, jitter) = (renewal.number, self.numbers.jitter());
-            let end = lost_end(*kept);
+            let end = lost_end(*outcome);
             // A renewal of a hold that has ended meanwhile has no effect.
             let answer = NodeAnswer { node, form, sent, end };
             let Some(NodeRenewed { group, valid_until: before }) =
@@ -102,12 +102,12 @@ impl Core {
             else {
                 continue;
             };
-            let outcome = match end {
+            let word = match end {
                 Some(_) => "gone",
                 None if form.verify => "verified",
                 None => "renewed",
             };
-            self.effects.report(Report::Renewals { group, outcome, count: 1 });
+            self.effects.report(Report::Renewals { group, outcome: word, count: 1 });
             if end.is_none() && !form.verify {
                 self.effects.report(Report::RenewalMargins(vec![before.since(now)]));
             }
@@ -137,7 +137,7 @@ impl Core {
         let Some((nodes, lease)) = restore else { return };
         for node in nodes {
             let verb = NodeVerb::Restore(renewal.clone(), lease);
-            self.send(Verb::Node(NodeOp { node, verb }), std::time::Duration::ZERO);
+            self.send(Verb::Node(NodeOp { node, verb }), Duration::ZERO);
         }
         self.reassess(renewal.number, None);
     }
@@ -178,7 +178,7 @@ impl Core {
         &mut self,
         node: usize,
         holds: &[Renewal],
-        pause: std::time::Duration,
+        pause: Duration,
     ) {
         let (now, lease) = (self.now, self.settings.lease);
         for renewal in holds {
