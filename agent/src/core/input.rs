@@ -33,6 +33,9 @@ pub enum Input {
     ClientName(ConnectionId, Vec<u8>),
     /// A worker sent a command. At most [`PIPELINE`] commands of a connection are unanswered at a time.
     Command(ConnectionId, Command),
+    /// A connection has answered a command itself: the reply only needs its place among the others. It counts as an
+    /// unanswered command until then.
+    Answered(ConnectionId, Outgoing),
     /// A connection switched to RESP3, or back to RESP2.
     Resp3(ConnectionId, bool),
     /// A worker sent QUIT: its holds are released when the connection closes, even within a grace period.
@@ -67,6 +70,7 @@ impl Input {
             Self::Opened { connection, .. }
             | Self::ClientName(connection, _)
             | Self::Command(connection, _)
+            | Self::Answered(connection, _)
             | Self::Resp3(connection, _)
             | Self::Quit(connection)
             | Self::Watched(connection, _)

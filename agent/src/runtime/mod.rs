@@ -565,6 +565,10 @@ impl Runtime {
                 let time = self.read_clock();
                 self.core.on_command(time, connection, command);
             }
+            Input::Answered(connection, reply) => {
+                let time = self.read_clock();
+                self.core.on_answered(time, connection, reply);
+            }
             Input::PolicyReloaded(policy) => self.core.set_policy(Some(policy)),
             Input::Quit(connection) => self.core.on_quit(connection),
             Input::Watched(connection, watch) => self.core.on_watched(connection, watch),

@@ -11,6 +11,7 @@ use crate::core::lock::waiter::Left;
 use crate::core::{Core, Report};
 use crate::journal::Record;
 use crate::protocol::command::Command;
+use crate::protocol::resp::Outgoing;
 use crate::types::{ConnectionId, End, Peer};
 
 /// The holds of a session that are released at once when it ends. The next ones follow after an interval each.
@@ -43,6 +44,17 @@ impl Core {
     pub fn on_command(&mut self, now: Moment, connection: ConnectionId, command: Command) {
         self.advance_clock(now);
         self.enqueue(connection, command);
+        self.run_ready();
+    }
+
+    /// Handles the reply to a command that the connection has answered itself.
+    pub fn on_answered(&mut self, now: Moment, connection: ConnectionId, reply: Outgoing) {
+        self.advance_clock(now);
+        self.forget_previous_secret(connection);
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.accept_answered(reply, self.now);
+            self.flush(connection);
+        }
         self.run_ready();
     }
 

@@ -42,17 +42,8 @@ impl Core {
     pub(in crate::core) fn enqueue(&mut self, connection: ConnectionId, command: Command) {
         self.forget_previous_secret(connection);
         let Some(session) = self.sessions.get_mut(&connection) else { return };
-        match command {
-            // The connection has made this reply itself; it only needs its place among the replies.
-            Command::Answered(reply) => {
-                session.take_in_answered(reply, self.now);
-                self.flush(connection);
-            }
-            command => {
-                if let Some((seq, command)) = session.take_in(command, self.now) {
-                    self.run(ReplyTo { connection, seq, member: None }, command);
-                }
-            }
+        if let Some((seq, command)) = session.accept(command, self.now) {
+            self.run(ReplyTo { connection, seq, member: None }, command);
         }
     }
 
@@ -96,7 +87,6 @@ impl Core {
             }
             Command::Force { name, holder, report } => self.force(reply_to, name, holder, report),
             Command::Kick(session) => self.kick(reply_to, &session),
-            Command::Answered(reply) => self.answer_with(reply_to, Reply::Ready(reply)),
         }
     }
 

@@ -135,7 +135,7 @@ impl Session {
     }
 
     /// Accepts a command. Returns it with its number if it may begin at once, that is, if its owner has no earlier one.
-    pub(super) fn take_in(&mut self, command: Command, now: Moment) -> Option<(u64, Command)> {
+    pub(super) fn accept(&mut self, command: Command, now: Moment) -> Option<(u64, Command)> {
         let owner = command.owner();
         let seq = self.first_seq + self.pending.len() as u64;
         let word = command.word();
@@ -149,9 +149,9 @@ impl Session {
     }
 
     /// Assigns a reply that the connection has made itself its place among the replies.
-    pub(super) fn take_in_answered(&mut self, reply: Outgoing, now: Moment) {
+    pub(super) fn accept_answered(&mut self, reply: Outgoing, now: Moment) {
         let reply = Some(Reply::Ready(reply));
-        self.pending.push_back(Pending::new(0, "other", now, reply));
+        self.pending.push_back(Pending::new(0, Command::OTHER, now, reply));
     }
 
     /// Returns the next command of an owner whose latest one is answered. If there is none, the owner is idle again.

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease, LockName};
 
-use crate::protocol::resp::Outgoing;
-
 pub use parse::parse;
 pub(crate) use parse::{error, shown};
 
@@ -79,8 +77,6 @@ pub enum Command {
     },
     /// For operators: ends a session.
     Kick(SessionName),
-    /// Answered by the connection itself, and queued to keep the order of replies.
-    Answered(Outgoing),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,9 +138,26 @@ pub struct ListRequest {
 }
 
 impl Command {
+    /// The label in metrics of every command that a connection answers itself.
+    pub const OTHER: &str = "other";
+
+    /// All labels of commands in metrics.
     pub const WORDS: [&str; 15] = [
-        "lock", "unlock", "mlock", "munlock", "extend", "holds", "locks", "show", "session",
-        "resume", "events", "cancel", "force", "kick", "other",
+        "lock",
+        "unlock",
+        "mlock",
+        "munlock",
+        "extend",
+        "holds",
+        "locks",
+        "show",
+        "session",
+        "resume",
+        "events",
+        "cancel",
+        "force",
+        "kick",
+        Self::OTHER,
     ];
 
     /// Returns the command's label in metrics.
@@ -165,7 +178,6 @@ impl Command {
             Self::Cancel { .. } => "cancel",
             Self::Force { .. } => "force",
             Self::Kick(_) => "kick",
-            Self::Answered(_) => "other",
         }
     }
 

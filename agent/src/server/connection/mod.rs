@@ -311,11 +311,12 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     /// its command.
     fn reply(&mut self, reply: Outgoing, bytes: usize) -> Result<(), Closed> {
         if self.sent > self.answered {
-            return self.send(Command::Answered(reply), bytes);
+            self.count_command(bytes);
+            return self.notify_core(Input::Answered(self.id, reply));
         }
         if let Outgoing::Reply(frame) | Outgoing::Switch(_, frame) = &reply {
             let failed = matches!(frame, Frame::Error(_));
-            self.shared.metrics.command("other", failed, Duration::ZERO);
+            self.shared.metrics.command(Command::OTHER, failed, Duration::ZERO);
         }
         self.write(&reply);
         Ok(())
@@ -331,11 +332,16 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
             self.listing = self.sent + 1;
             self.share.set_listing(true);
         }
+        self.count_command(bytes);
+        self.notify_core(Input::Command(self.id, command))
+    }
+
+    /// Counts a command that the core will answer, or will put the answer of in its place.
+    fn count_command(&mut self, bytes: usize) {
         self.sent += 1;
         let bytes = u32::try_from(bytes + size_of::<Command>()).unwrap_or(u32::MAX);
         self.unanswered.push_back(bytes);
         self.share.add_command(bytes);
-        self.notify_core(Input::Command(self.id, command))
     }
 
     fn notify_core(&mut self, input: Input) -> Result<(), Closed> {

@@ -7,6 +7,7 @@ use redisson::script::{Call, Value};
 
 use crate::core::{Failure, OpId};
 use crate::protocol::command::Command;
+use crate::protocol::resp::Outgoing;
 use crate::types::{ConnectionId, Number};
 
 #[derive(Debug)]
@@ -106,6 +107,7 @@ pub(super) enum Input {
     Forced(LockName, Number),
     Opened(ConnectionId, bool),
     Command(ConnectionId, Command),
+    Answered(ConnectionId, Outgoing),
     Closed(ConnectionId),
     /// The agent checked which workers are stopped.
     Stopped,
@@ -117,7 +119,7 @@ impl Input {
         match self {
             Self::Outcome { renewal: true, .. } => 0,
             Self::Outcome { .. } => 1,
-            Self::Opened(..) | Self::Command(..) | Self::Closed(_) => 3,
+            Self::Opened(..) | Self::Command(..) | Self::Answered(..) | Self::Closed(_) => 3,
             _ => 2,
         }
     }

@@ -201,6 +201,7 @@ impl Simulation {
                 core.on_protocol(id, resp3);
             }
             Input::Command(id, command) => core.on_command(now, id, command),
+            Input::Answered(id, reply) => core.on_answered(now, id, reply),
             Input::Closed(id) => core.on_close(now, id),
             Input::Stopped => {
                 let mut stopped = BTreeSet::new();

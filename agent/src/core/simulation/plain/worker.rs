@@ -80,6 +80,10 @@ impl Simulation {
         pending: Pending,
         command: Command,
     ) {
+        self.send_input(host, id, pending, Input::Command(id, command));
+    }
+
+    fn send_input(&mut self, host: usize, id: ConnectionId, pending: Pending, input: Input) {
         let now = self.now;
         let run = self.hosts[host].run;
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return };
@@ -93,7 +97,7 @@ impl Simulation {
         let session = self.hosts[host].sessions.get_mut(&id).expect("looked up above");
         session.pending.push_back((now, pending));
         // All commands take the same time, since a socket keeps their order.
-        self.after(20, Event::Input { host, run, input: Input::Command(id, command) });
+        self.after(20, Event::Input { host, run, input });
     }
 
     /// Chooses and sends an owner's next command.
@@ -236,19 +240,19 @@ impl Simulation {
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return };
         session.next_token += 1;
         let token = session.next_token;
-        let (pending, command) = match self.rng.within(0..4) {
-            0 => (Pending::Holds, Command::Holds),
-            1 => (Pending::Other, Command::Show(lock)),
+        let (pending, input) = match self.rng.within(0..4) {
+            0 => (Pending::Holds, Input::Command(id, Command::Holds)),
+            1 => (Pending::Other, Input::Command(id, Command::Show(lock))),
             2 => {
                 let all = ListRequest { pattern: None, cursor: 0, count: 100 };
-                (Pending::Other, Command::Locks(all))
+                (Pending::Other, Input::Command(id, Command::Locks(all)))
             }
             _ => {
                 let echo = Outgoing::Reply(Frame::Int(token));
-                (Pending::Token(token), Command::Answered(echo))
+                (Pending::Token(token), Input::Answered(id, echo))
             }
         };
-        self.send_command(host, id, pending, command);
+        self.send_input(host, id, pending, input);
     }
 
     /// Cancels an owner's wait from another connection.
