@@ -310,13 +310,13 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     /// Writes a reply directly if no earlier command is unanswered; otherwise queues it behind them in the core. `bytes`: those of
     /// its command.
     fn reply(&mut self, reply: Outgoing, bytes: usize) -> Result<(), Closed> {
-        if self.sent > self.answered {
-            self.count_command(bytes);
-            return self.notify_core(Input::Answered(self.id, reply));
-        }
         if let Outgoing::Reply(frame) | Outgoing::Switch(_, frame) = &reply {
             let failed = matches!(frame, Frame::Error(_));
             self.shared.metrics.command(Command::OTHER, failed, Duration::ZERO);
+        }
+        if self.sent > self.answered {
+            self.count_command(bytes);
+            return self.notify_core(Input::Answered(self.id, reply));
         }
         self.write(&reply);
         Ok(())

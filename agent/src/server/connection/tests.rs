@@ -18,11 +18,8 @@ struct Rig {
     outbox: mpsc::Sender<Outgoing>,
     stop: CancellationToken,
     buffers: Buffers,
+    registry: Registry,
     task: JoinHandle<()>,
-}
-
-fn metrics() -> Arc<Metrics> {
-    Arc::new(Metrics::new(&Registry::new(), "default").unwrap())
 }
 
 impl Rig {
@@ -44,12 +41,13 @@ impl Rig {
         let (client, server) = UnixStream::pair().unwrap();
         let (core, mut inbox) = mpsc::channel(room);
         let (stop, buffers) = (CancellationToken::new(), Buffers::new(commands));
+        let registry = Registry::new();
         let shared = Shared {
             core,
             processes: Processes::new(100),
             stop: stop.clone(),
             agent: AgentInfo::for_tests().into(),
-            metrics: metrics(),
+            metrics: Arc::new(Metrics::new(&registry, "default").unwrap()),
             buffers: buffers.clone(),
             time: ThreadTime::start(),
         };
@@ -61,7 +59,7 @@ impl Rig {
         };
         assert_eq!(peer.pid, i32::try_from(std::process::id()).ok());
         assert_ne!(secret, [0; 16]);
-        Self { client, inbox, outbox, stop, buffers, task }
+        Self { client, inbox, outbox, stop, buffers, registry, task }
     }
 
     async fn write(&mut self, bytes: impl AsRef<[u8]>) {
@@ -168,6 +166,18 @@ async fn replies_keep_the_order_of_their_commands() {
     rig.client.shutdown().await.unwrap();
     let rest = rig.read_end().await;
     assert!(rest.ends_with(">1\r\n:1\r\n_\r\n"), "{rest}");
+}
+
+#[tokio::test]
+async fn commands_that_the_connection_answers_are_counted_behind_others_too() {
+    let mut rig = Rig::new().await;
+    rig.write("PING\r\nLOCK a\r\nPING\r\n").await;
+    rig.read("+PONG\r\n").await;
+    rig.command().await;
+    rig.answered().await;
+    let metrics = service_kit::metrics::encode(&rig.registry).unwrap();
+    let counted = r#"commands_total{command="other",outcome="ok"} 2"#;
+    assert!(metrics.contains(counted), "{metrics}");
 }
 
 #[tokio::test]
@@ -488,7 +498,7 @@ async fn idle_connections_use_little_memory() {
             processes: Processes::new(1),
             stop: CancellationToken::new(),
             agent: AgentInfo::for_tests().into(),
-            metrics: metrics(),
+            metrics: Arc::new(Metrics::new(&Registry::new(), "default").unwrap()),
             buffers: Buffers::new(usize::MAX),
             time: ThreadTime::start(),
         }),
