@@ -55,6 +55,49 @@ impl<'de> Deserialize<'de> for SessionId {
     }
 }
 
+/// The secret of a session, which authorizes RESUME, EVENTS and CANCEL. Its text is its hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Secret(pub [u8; 16]);
+
+impl Secret {
+    /// Returns whether this is its text. Compares in constant time: a local process must not find the secret byte by
+    /// byte.
+    #[must_use]
+    pub fn matches(self, text: &[u8]) -> bool {
+        let own = self.to_string();
+        let differ = own.bytes().zip(text).fold(0, |differ, (a, b)| differ | (a ^ b));
+        own.len() == text.len() && differ == 0
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+/// Shows nothing of the secret.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let number = u128::from_str_radix(&text, 16).ok().filter(|_| text.len() == 32);
+        let secret = number.map(|number| Self(number.to_be_bytes()));
+        secret.ok_or_else(|| serde::de::Error::custom("not a secret"))
+    }
+}
+
 /// The process that connected, according to the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Peer {

@@ -10,7 +10,7 @@ use super::report::{AwaitedLock, ListPage, ListRow, PublishDiff, PublishedPage, 
 use crate::policy::Policy;
 use crate::protocol::command::{Command, ListRequest};
 use crate::protocol::resp::Outgoing;
-use crate::types::{ConnectionId, Peer};
+use crate::types::{ConnectionId, Peer, Secret};
 
 /// The most commands of one connection that may be unanswered; it stops reading at this bound.
 pub const PIPELINE: usize = 1024;
@@ -24,8 +24,8 @@ pub enum Input {
     Opened {
         connection: ConnectionId,
         peer: Peer,
-        /// 16 random bytes that authorize RESUME, EVENTS and CANCEL.
-        secret: [u8; 16],
+        /// Random bytes.
+        secret: Secret,
         /// The queue for its replies, with room for [`PIPELINE`] replies and [`PUSHES`] pushes.
         outbox: mpsc::Sender<Outgoing>,
     },

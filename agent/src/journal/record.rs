@@ -3,7 +3,7 @@
 use redisson::{Kind, Lease, LockName, Moment};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use crate::types::{Number, Peer, SessionId};
+use crate::types::{Number, Peer, Secret, SessionId};
 
 /// One line of the journal. Instants are microseconds of the boot clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,12 +39,11 @@ impl Record {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionRecord {
     pub session: SessionId,
-    /// The secret that authorizes RESUME, in hexadecimal digits. Only the agent's user can read the file.
-    #[serde(with = "hex")]
-    pub secret: [u8; 16],
+    /// The secret that authorizes RESUME. Only the agent's user can read the file.
+    pub secret: Secret,
     /// The previous secret, which stays valid until the worker is known to have received the new one.
-    #[serde(with = "hex_or_none", default, skip_serializing_if = "Option::is_none")]
-    pub secret_before: Option<[u8; 16]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_before: Option<Secret>,
     pub peer: Peer,
     /// The name set with CLIENT SETNAME.
     pub client: Option<String>,
@@ -170,41 +169,6 @@ mod name {
     }
 }
 
-mod hex {
-    use super::*;
-
-    pub(super) fn serialize<S: Serializer>(bytes: &[u8; 16], to: S) -> Result<S::Ok, S::Error> {
-        format!("{:032x}", u128::from_be_bytes(*bytes)).serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; 16], D::Error> {
-        let text = String::deserialize(from)?;
-        let number = u128::from_str_radix(&text, 16).ok().filter(|_| text.len() == 32);
-        number.map(u128::to_be_bytes).ok_or_else(|| D::Error::custom("not a secret"))
-    }
-}
-
-mod hex_or_none {
-    use super::*;
-
-    #[derive(Serialize, Deserialize)]
-    struct Hex(#[serde(with = "hex")] [u8; 16]);
-
-    #[expect(clippy::ref_option, reason = "serde requires this signature")]
-    pub(super) fn serialize<S: Serializer>(
-        bytes: &Option<[u8; 16]>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        bytes.map(Hex).serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Option<[u8; 16]>, D::Error> {
-        Ok(Option::<Hex>::deserialize(from)?.map(|Hex(bytes)| bytes))
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use std::time::Duration;
@@ -216,7 +180,7 @@ pub(super) mod tests {
     pub(in crate::journal) fn session(number: u64) -> SessionRecord {
         SessionRecord {
             session: SessionId { run: 7, number },
-            secret: [3; 16],
+            secret: Secret([3; 16]),
             secret_before: None,
             peer: Peer { pid: Some(5), uid: 1000, gid: 1000, comm: Some("cron".to_owned()) },
             client: None,
@@ -248,6 +212,7 @@ pub(super) mod tests {
             until: Option<u64>,
         ) {
             let until = until.map(Moment::from_micros);
+            let (secret, secret_before) = (Secret(secret), secret_before.map(Secret));
             let hold = HoldRecord { until, ..hold(1, 3, &lock) };
             let orphan = OrphanRecord {
                 number: 4, lock: hold.lock.clone(), kind: Kind::Read, after: Moment::NEVER,

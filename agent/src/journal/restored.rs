@@ -113,6 +113,7 @@ mod tests {
 
     use super::super::record::tests::{hold, session};
     use super::*;
+    use crate::types::Secret;
 
     fn restored(records: impl IntoIterator<Item = Record>) -> Restored {
         let mut restored = Restored::default();
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn later_records_override_earlier_ones() {
         let later = HoldRecord { count: 5, ..hold(1, 3, b"a") };
-        let resumed = SessionRecord { secret: [4; 16], ..session(1) };
+        let resumed = SessionRecord { secret: Secret([4; 16]), ..session(1) };
         let restored = restored([
             Record::Session(session(1)),
             orphan(3),

@@ -276,7 +276,7 @@ impl Core {
         let grace_ms = session.grace.as_ref().map(|grace| Frame::count(millis(grace.time)));
         Frame::Map(vec![
             ("id", Frame::bytes(session.id.to_string())),
-            ("secret", Frame::bytes(session.secret_text())),
+            ("secret", Frame::bytes(session.secret.to_string())),
             ("grace_ms", Frame::or_null(grace_ms)),
             ("holds", self.holds_frame(connection)),
         ])

@@ -12,7 +12,7 @@ use crate::core::{Core, Report};
 use crate::journal::Record;
 use crate::protocol::command::Command;
 use crate::protocol::resp::Outgoing;
-use crate::types::{ConnectionId, End, Peer};
+use crate::types::{ConnectionId, End, Peer, Secret};
 
 /// The holds of a session that are released at once when it ends. The next ones follow after an interval each.
 const RELEASES_AT_ONCE: usize = 500;
@@ -20,7 +20,7 @@ const RELEASE_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Core {
     /// Handles a new connection.
-    pub fn on_open(&mut self, now: Moment, connection: ConnectionId, peer: Peer, secret: [u8; 16]) {
+    pub fn on_open(&mut self, now: Moment, connection: ConnectionId, peer: Peer, secret: Secret) {
         self.advance_clock(now);
         self.sessions.open(connection, peer, secret, self.now);
         self.effects.report(Report::SessionOpened);

@@ -35,7 +35,7 @@ impl Core {
     /// Returns the connection of the session with that id, if it exists and the secret is correct.
     fn connection_by_secret(&self, name: &[u8], secret: &[u8]) -> Option<ConnectionId> {
         let connection = self.sessions.connection_of(SessionId::parse(name)?)?;
-        self.sessions.get(&connection)?.has_secret(secret).then_some(connection)
+        self.sessions.get(&connection)?.secret.matches(secret).then_some(connection)
     }
 
     /// Accepts a command, which begins at once unless its owner is busy.
@@ -152,7 +152,7 @@ impl Core {
         let id = Frame::bytes(self.session_name(reply_to.connection));
         let Some(session) = self.sessions.get_mut(&reply_to.connection) else { return };
         let pushes_from_now = session.introduce(push, deadlines);
-        let secret = Frame::bytes(session.secret_text());
+        let secret = Frame::bytes(session.secret.to_string());
         let reply = Frame::Map(vec![("id", id), ("secret", secret)]);
         match grace {
             Some(_) => self.answer_with(reply_to, Reply::Graced(reply)),

@@ -16,7 +16,7 @@ use crate::core::session::reply::Reply;
 use crate::journal::SessionRecord;
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{ConnectionId, Number, Peer, SessionId};
+use crate::types::{ConnectionId, Number, Peer, Secret, SessionId};
 
 /// The most events that a session may leave unread; then the oldest are dropped and the gap is reported.
 const BACKLOG: usize = 256;
@@ -47,10 +47,10 @@ impl Pending {
 pub(in crate::core) struct Session {
     pub(in crate::core) id: SessionId,
     pub(in crate::core) peer: Peer,
-    pub(in crate::core) secret: [u8; 16],
+    pub(in crate::core) secret: Secret,
     /// The secret of the last takeover, which is accepted until the worker sends another command: the reply with the
     /// new one may have been lost.
-    pub(in crate::core) secret_before: Option<[u8; 16]>,
+    pub(in crate::core) secret_before: Option<Secret>,
     pub(in crate::core) opened: Moment,
     pub(in crate::core) client_name: Option<Vec<u8>>,
     pub(in crate::core) resp3: bool,
@@ -86,12 +86,7 @@ pub(in crate::core) struct Session {
 }
 
 impl Session {
-    pub(in crate::core) fn new(
-        id: SessionId,
-        peer: Peer,
-        secret: [u8; 16],
-        opened: Moment,
-    ) -> Self {
+    pub(in crate::core) fn new(id: SessionId, peer: Peer, secret: Secret, opened: Moment) -> Self {
         Self {
             id,
             peer,
@@ -237,14 +232,6 @@ impl Session {
         Frame::Array(events)
     }
 
-    pub(in crate::core) fn secret_text(&self) -> String {
-        text(&self.secret)
-    }
-
-    pub(in crate::core) fn has_secret(&self, given: &[u8]) -> bool {
-        is_secret(&self.secret, given)
-    }
-
     /// Records that its connection has closed. Returns the connections that wait to take it over; `None` if it has no
     /// grace.
     ///
@@ -258,7 +245,7 @@ impl Session {
     }
 
     /// Takes over the whole state of a session without a connection.
-    pub(super) fn continue_from(&mut self, old: Self, secret_before: Option<[u8; 16]>) {
+    pub(super) fn continue_from(&mut self, old: Self, secret_before: Option<Secret>) {
         self.id = old.id;
         self.secret_before = secret_before;
         self.introduced = true;
@@ -276,23 +263,9 @@ impl Session {
     }
 
     /// Returns the given secret, if it proves the right to take the session over.
-    pub(in crate::core) fn right_to_resume(&self, given: &[u8]) -> Option<[u8; 16]> {
-        [Some(self.secret), self.secret_before]
-            .into_iter()
-            .flatten()
-            .find(|secret| is_secret(secret, given))
+    pub(in crate::core) fn right_to_resume(&self, given: &[u8]) -> Option<Secret> {
+        [Some(self.secret), self.secret_before].into_iter().flatten().find(|own| own.matches(given))
     }
-}
-
-pub(super) fn text(secret: &[u8; 16]) -> String {
-    secret.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Compares in constant time: a local process must not find the secret byte by byte.
-pub(super) fn is_secret(secret: &[u8; 16], given: &[u8]) -> bool {
-    let own = text(secret);
-    own.len() == given.len()
-        && own.bytes().zip(given).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
 /// A session's grace.

@@ -16,7 +16,7 @@ use crate::core::session::state::{Grace, Resuming, Session};
 use crate::core::side::Side;
 use crate::core::timer::Timers;
 use crate::protocol::command::Command;
-use crate::types::{ConnectionId, Number, Peer, SessionId};
+use crate::types::{ConnectionId, Number, Peer, Secret, SessionId};
 
 /// The subject of a deadline of this table.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,7 +143,7 @@ impl SessionTable {
         &mut self,
         connection: ConnectionId,
         peer: Peer,
-        secret: [u8; 16],
+        secret: Secret,
         now: Moment,
     ) {
         let id = SessionId { run: self.run, number: connection.0 };
@@ -452,11 +452,11 @@ mod tests {
     fn connections_that_end_before_their_resume_is_answered_are_forgotten() {
         let mut sessions = SessionTable::new(7);
         let target = ConnectionId(0);
-        sessions.open(target, Peer::default(), [1; 16], Moment::default());
+        sessions.open(target, Peer::default(), Secret([1; 16]), Moment::default());
         sessions.give_grace(target, Duration::from_secs(60));
         let session = sessions.id_of(target);
         for connection in (1..100).map(ConnectionId) {
-            sessions.open(connection, Peer::default(), [2; 16], Moment::default());
+            sessions.open(connection, Peer::default(), Secret([2; 16]), Moment::default());
             let reply_to = ReplyTo { connection, seq: 0, member: None };
             let until = Moment::from_micros(1);
             let resuming = Resuming { reply_to, session, secret: Vec::new(), until };

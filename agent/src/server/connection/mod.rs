@@ -33,7 +33,7 @@ use crate::server::handshake::{self, AgentInfo, ClientState, ConnectionInfo};
 use crate::server::peer;
 use crate::server::process::{Process, Processes, Watch};
 use crate::thread_time::ThreadTime;
-use crate::types::ConnectionId;
+use crate::types::{ConnectionId, Secret};
 use buffers::Share;
 pub use buffers::{Buffers, Evicted};
 use close_notice::CloseNotice;
@@ -82,7 +82,7 @@ pub async fn serve(stream: UnixStream, connection: ConnectionId, shared: Arc<Sha
     let uid = peer.uid;
     let (outbox, replies) = mpsc::channel(PIPELINE + PUSHES);
     let Ok(permit) = shared.core.reserve().await else { return };
-    permit.send(Input::Opened { connection, peer, secret, outbox });
+    permit.send(Input::Opened { connection, peer, secret: Secret(secret), outbox });
     let close_notice = CloseNotice::new(connection, shared.core.clone());
     let share = shared.buffers.share(uid, connection);
     let eviction = share.eviction();

@@ -58,7 +58,7 @@ impl Rig {
             panic!("not opened")
         };
         assert_eq!(peer.pid, i32::try_from(std::process::id()).ok());
-        assert_ne!(secret, [0; 16]);
+        assert_ne!(secret, Secret([0; 16]));
         Self { client, inbox, outbox, stop, buffers, registry, task }
     }
 

@@ -14,7 +14,7 @@ use super::event::{Event, Input, Script};
 use super::names::NAMES;
 use super::simulation::{Phase, Simulation};
 use crate::core::{Effect, Lane, Node};
-use crate::types::{ConnectionId, Peer};
+use crate::types::{ConnectionId, Peer, Secret};
 
 /// Returns the process of a worker. Each worker has its own.
 fn pid_of(id: ConnectionId) -> i32 {
@@ -324,6 +324,6 @@ impl Simulation {
 }
 
 /// Returns the secret of a session.
-pub(super) fn secret(id: ConnectionId) -> [u8; 16] {
-    u128::from(id.0).to_be_bytes()
+pub(super) fn secret(id: ConnectionId) -> Secret {
+    Secret(u128::from(id.0).to_be_bytes())
 }

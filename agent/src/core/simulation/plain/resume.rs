@@ -123,7 +123,7 @@ impl Simulation {
             other => return Err(format!("RESUME was answered {other}: {frame:?}")),
         }
         let new = ticket(frame)?;
-        if new.1 != hex(secret(id)) {
+        if !secret(id).matches(&new.1) {
             return Err(format!("RESUME returned another session's secret: {frame:?}"));
         }
         let Frame::Map(pairs) = frame else { return Err(format!("RESUME: {frame:?}")) };
@@ -221,10 +221,6 @@ fn ticket(frame: &Frame) -> Result<Ticket, String> {
         (Some(Frame::Bulk(id)), Some(Frame::Bulk(secret))) => Ok((id.to_vec(), secret.to_vec())),
         _ => Err(format!("a session without id and secret: {frame:?}")),
     }
-}
-
-pub(super) fn hex(secret: [u8; 16]) -> Vec<u8> {
-    format!("{:032x}", u128::from_be_bytes(secret)).into_bytes()
 }
 
 /// Parses a row of holds into its owner, lock and hold.

@@ -13,7 +13,6 @@ use super::event::{Event, Input};
 use super::event_loop::secret;
 use super::host::Departed;
 use super::names::NAMES;
-use super::resume::hex;
 use super::session::{KnownHold, OWNERS, Pending, Session};
 use super::simulation::{Phase, Simulation};
 use crate::core::Frozen;
@@ -262,7 +261,7 @@ impl Simulation {
         let others = self.hosts[host].sessions.iter();
         let by = others.filter(|(_, session)| session.connected).map(|(other, _)| *other);
         if let Some(by) = by.into_iter().find(|other| *other != id) {
-            let secret = hex(secret(id));
+            let secret = secret(id).to_string().into_bytes();
             self.send_command(host, by, Pending::Other, Command::Cancel { session, secret, owner });
         }
     }

@@ -21,7 +21,7 @@ use super::seeds::{Traced, Verdict};
 use crate::core::{Core, Failure, Node, OpId, RedSettings, Settings, tests::settings};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{ConnectionId, Number, Peer};
+use crate::types::{ConnectionId, Number, Peer, Secret};
 use network::{Connection, Packet, RedisConnectionId};
 pub(super) use replication::Replication;
 use replication::{LANES, Snapshot, Step};
@@ -383,7 +383,7 @@ impl<S: Scenario> World<S> {
         let state = &mut self.agents[agent];
         state.next_connection += 1;
         let id = ConnectionId(state.next_connection);
-        state.core.on_open(now, id, Peer::default(), [1; 16]);
+        state.core.on_open(now, id, Peer::default(), Secret([1; 16]));
         id
     }
 

@@ -15,7 +15,7 @@ use crate::core::{
 use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{ConnectionId, Peer};
+use crate::types::{ConnectionId, Peer, Secret};
 
 pub(super) const LEASE: Duration = Duration::from_secs(30);
 
@@ -196,7 +196,7 @@ impl World {
         let id = ConnectionId(self.next_connection);
         let pid = i32::try_from(self.next_connection).ok();
         let peer = Peer { pid, uid, ..Peer::default() };
-        self.core.on_open(self.now, id, peer, secret);
+        self.core.on_open(self.now, id, peer, Secret(secret));
         id
     }
 
@@ -535,7 +535,7 @@ impl World {
 
     /// Returns the id and the secret of a session.
     pub(super) fn credentials(&self, id: ConnectionId) -> (Vec<u8>, Vec<u8>) {
-        let secret = self.core.sessions.get(&id).unwrap().secret_text();
+        let secret = self.core.sessions.get(&id).unwrap().secret.to_string();
         (self.core.session_name(id).into_bytes(), secret.into_bytes())
     }
 }
