@@ -512,9 +512,7 @@ impl Runtime {
                     self.core.verify(time, node);
                 }
             }
-            FromRedis::SlotElsewhere { .. }
-            | FromRedis::SubscriptionRefused { .. }
-            | FromRedis::Nothing => {}
+            FromRedis::SlotElsewhere { .. } | FromRedis::SubscriptionRefused { .. } => {}
         }
     }
 

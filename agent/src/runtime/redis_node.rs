@@ -57,8 +57,6 @@ pub(super) enum FromRedis {
         /// The way to publish releases from now on, if that has changed.
         publish: Option<Publish>,
     },
-    /// Nothing of interest.
-    Nothing,
 }
 
 /// The connections to one Redis server.
@@ -291,8 +289,10 @@ async fn plain(link: &Link, call: &Call, asking: bool) -> Result<Answer, CallErr
 impl News {
     async fn next(&mut self) -> FromRedis {
         loop {
-            if let Some(event) = self.heard.pop_front() {
-                return self.message(event);
+            while let Some(event) = self.heard.pop_front() {
+                if let Some(event) = self.message(event) {
+                    return event;
+                }
             }
             let mut events = Vec::new();
             tokio::select! {
@@ -403,19 +403,20 @@ impl News {
         }
     }
 
-    fn message(&self, event: PubSubEvent) -> FromRedis {
-        match event {
+    /// Returns what a message or a change of the subscriptions means for the core, if anything.
+    fn message(&self, event: PubSubEvent) -> Option<FromRedis> {
+        Some(match event {
             PubSubEvent::Message { channel, payload, .. } if channel == self.forced => {
-                forced(&payload).unwrap_or(FromRedis::Nothing)
+                return forced(&payload);
             }
             // This message is for clients that may miss the one before it; the agent does not.
             PubSubEvent::Message { payload, .. } if payload == keys::WRITE_RELEASED_AGAIN => {
-                FromRedis::Nothing
+                return None;
             }
             PubSubEvent::Message { channel, .. } => FromRedis::Message { channel },
             PubSubEvent::Subscribed(channel) => FromRedis::Subscribed { channel },
             PubSubEvent::Down { .. } => FromRedis::Unsubscribed,
-            PubSubEvent::Up | PubSubEvent::PSubscribed(_) => FromRedis::Nothing,
+            PubSubEvent::Up | PubSubEvent::PSubscribed(_) => return None,
             PubSubEvent::Moved(channel) => FromRedis::SlotElsewhere { channel },
             PubSubEvent::Refused { channel, reason } if is_elsewhere(&reason) => {
                 tracing::debug!(
@@ -433,7 +434,7 @@ impl News {
                 );
                 FromRedis::SubscriptionRefused { channel }
             }
-        }
+        })
     }
 }
 
