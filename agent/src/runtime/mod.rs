@@ -33,8 +33,7 @@ use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::protocol::resp::Outgoing;
 use crate::thread_time::ThreadTime;
-use crate::types::Number;
-use crate::types::{ConnectionId, Status};
+use crate::types::{ConnectionId, Number, Status};
 use alarm::Alarm;
 use batches::{Answers, Parcel, Script};
 use confirmed_calls::Replicas;
@@ -553,7 +552,6 @@ impl Runtime {
         match message {
             Input::Opened { connection, peer, secret, outbox } => {
                 self.outboxes.insert(connection, outbox);
-                self.turns.on_opened(connection, peer.uid);
                 let time = self.read_clock();
                 self.core.on_open(time, connection, peer, secret);
             }

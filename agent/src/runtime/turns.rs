@@ -62,11 +62,7 @@ impl Turns {
         users.map(|user| self.scripts.open_at(*user)).min().unwrap_or(Moment::NEVER)
     }
 
-    /// Registers the user of a connection before its first input.
-    pub(super) fn on_opened(&mut self, connection: ConnectionId, uid: u32) {
-        self.users.insert(connection, uid);
-    }
-
+    /// Forgets the user of a connection after its last input.
     pub(super) fn on_closed(&mut self, connection: ConnectionId) {
         self.users.remove(&connection);
     }
@@ -124,9 +120,10 @@ impl Turns {
         }
     }
 
+    /// Returns the user of an input, and remembers that of a connection that has just been opened.
     fn user(&mut self, input: &Input) -> User {
         if let Input::Opened { connection, peer, .. } = input {
-            self.on_opened(*connection, peer.uid);
+            self.users.insert(*connection, peer.uid);
         }
         input.connection().and_then(|connection| self.users.get(&connection).copied())
     }
@@ -308,7 +305,7 @@ mod tests {
 
     impl Model {
         fn send(&mut self, connection: u64, uid: u32) {
-            self.turns.on_opened(ConnectionId(connection), uid);
+            self.turns.users.insert(ConnectionId(connection), uid);
             self.inbox.push(Input::Quit(ConnectionId(connection)));
         }
 
