@@ -95,7 +95,7 @@ impl Core {
         before: usize,
     ) -> Option<Frame> {
         if let Some(refusal) =
-            self.wrong_session(reply_to, request.session.as_deref(), &request.name)
+            self.session_refusal(reply_to, request.session.as_deref(), &request.name)
         {
             return Some(refusal);
         }
@@ -109,7 +109,7 @@ impl Core {
                 request.name
             )));
         }
-        if let Some(refusal) = self.denied(reply_to, request, before) {
+        if let Some(refusal) = self.policy_refusal(reply_to, request, before) {
             return Some(refusal);
         }
         if request.kind == Kind::Red && self.settings.red.is_none() {
@@ -123,7 +123,7 @@ impl Core {
         {
             return Some(refusal);
         }
-        if let Some(refusal) = self.wrong_kind(reply_to, request) {
+        if let Some(refusal) = self.kind_refusal(reply_to, request) {
             return Some(refusal);
         }
         let owner = reply_to.owner(request.owner);
@@ -144,7 +144,7 @@ impl Core {
     }
 
     /// Refuses a kind that conflicts with the kind in which the name is in use.
-    fn wrong_kind(&self, reply_to: ReplyTo, request: &LockRequest) -> Option<Frame> {
+    fn kind_refusal(&self, reply_to: ReplyTo, request: &LockRequest) -> Option<Frame> {
         let LockRequest { name, kind, .. } = request;
         let owner = reply_to.owner(request.owner);
         let own = |side| self.hold_of(owner, name, side).and_then(|number| self.leases.get(number));

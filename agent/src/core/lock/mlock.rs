@@ -67,7 +67,7 @@ impl Core {
         let owner = reply_to.owner(first.owner);
         let refusal = requests.iter().find_map(|request| {
             let name = &request.name;
-            self.wrong_session(reply_to, request.session.as_deref(), name).or_else(|| {
+            self.session_refusal(reply_to, request.session.as_deref(), name).or_else(|| {
                 let twice =
                     Side::BOTH.iter().all(|side| self.hold_of(owner, name, *side).is_some());
                 (twice && request.kind.is_none()).then(|| Self::read_or_write(name))

@@ -14,7 +14,7 @@ impl Core {
     }
 
     /// Returns the refusal of a LOCK that the policy denies. An owner that holds the lock may enter it again.
-    pub(in crate::core) fn denied(
+    pub(in crate::core) fn policy_refusal(
         &mut self,
         reply_to: ReplyTo,
         request: &LockRequest,
@@ -24,14 +24,12 @@ impl Core {
             return None;
         }
         let owner = reply_to.owner(request.owner);
-        let held = Side::BOTH.iter().any(|side| {
-            let number = self.hold_of(owner, &request.name, *side);
-            number.and_then(|n| self.leases.get(n)).is_some_and(|hold| hold.kind == request.kind)
-        });
-        let peer = &self.sessions.get(&reply_to.connection)?.peer;
-        if held {
+        let held = self.hold_of(owner, &request.name, Side::of(request.kind));
+        let held = held.and_then(|number| self.leases.get(number));
+        if held.is_some_and(|hold| hold.kind == request.kind) {
             return None;
         }
+        let peer = &self.sessions.get(&reply_to.connection)?.peer;
         let denial = self.locks.quota().denial(peer, request, before)?;
         self.effects.report(Report::PolicyDenial(denial.reason));
         Some(Frame::Error(format!("DENIED `{}` {}", request.name, denial.text)))

@@ -51,7 +51,7 @@ impl Core {
         request: &HoldRequest,
     ) -> Result<Number, Frame> {
         let (owner, name) = (reply_to.owner(request.owner), &request.name);
-        if let Some(refusal) = self.wrong_session(reply_to, request.session.as_deref(), name) {
+        if let Some(refusal) = self.session_refusal(reply_to, request.session.as_deref(), name) {
             return Err(refusal);
         }
         let number = match (

@@ -123,7 +123,7 @@ impl Core {
         holder: Option<Vec<u8>>,
         report: bool,
     ) {
-        let refusal = self.refuse_operator(reply_to, "FORCE").or_else(|| self.slot_refusal(&name));
+        let refusal = self.operator_refusal(reply_to, "FORCE").or_else(|| self.slot_refusal(&name));
         if let Some(refusal) = refusal {
             return self.answer(reply_to, refusal);
         }
@@ -228,7 +228,7 @@ impl Core {
 
     /// Ends a session: reports its locks to its worker as lost, and closes its connection.
     pub(in crate::core) fn kick(&mut self, reply_to: ReplyTo, session: &[u8]) {
-        if let Some(refusal) = self.refuse_operator(reply_to, "KICK") {
+        if let Some(refusal) = self.operator_refusal(reply_to, "KICK") {
             return self.answer(reply_to, refusal);
         }
         let Some(connection) =
@@ -261,7 +261,7 @@ impl Core {
     }
 
     /// Returns the refusal of an operator's command, unless the session may give it.
-    fn refuse_operator(&self, reply_to: ReplyTo, command: &str) -> Option<Frame> {
+    fn operator_refusal(&self, reply_to: ReplyTo, command: &str) -> Option<Frame> {
         self.sees_only(reply_to.connection).map(|uid| {
             Frame::Error(format!(
                 "DENIED {command} is for root and the agent's own user, and you are user {uid}"

@@ -24,9 +24,9 @@ impl Core {
         ])
     }
 
-    /// Refuses a command that names a different session from the connection's: its client has reconnected without the
-    /// worker's knowledge, and the worker's supposed holds are gone.
-    pub(in crate::core) fn wrong_session(
+    /// Returns the refusal of a command that names a different session from the connection's: its client has reconnected
+    /// without the worker's knowledge, and the worker's supposed holds are gone.
+    pub(in crate::core) fn session_refusal(
         &self,
         reply_to: ReplyTo,
         wanted: Option<&[u8]>,
