@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use clap::{Command, CommandFactory as _};
-use redis::Cmd;
 
 use crate::cli::{Cli, EXIT_HELP_START, Format, Verb};
 use crate::client::{Agent, Failure};
@@ -97,21 +96,11 @@ async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, VerbError> {
         }
         Verb::Tail(args) => tail::tail(args).await?,
         Verb::Unlock { holder, lock, format, force: _ } => {
-            let mut force = redis::cmd("FORCE");
-            force.arg(lock.as_bytes());
-            if let Some(holder) = holder {
-                force.arg("HOLDER").arg(holder.as_bytes());
-            }
-            force.arg("REPORT");
-            print(&[unlock(socket, &force, lock.as_bytes(), *format).await?])?;
+            let holder = holder.as_ref().map(|holder| holder.as_bytes());
+            print(&[unlock(socket, lock.as_bytes(), holder, *format).await?])?;
         }
         Verb::Kick { session, format } => {
-            let mut kick = redis::cmd("KICK");
-            kick.arg(session.as_bytes());
-            let name = printable(session.as_bytes());
-            let done = format!("ended {name}, locks released:");
-            end_holds(socket, &kick, *format, &done, &format!("ended {name}, which held nothing"))
-                .await?;
+            print(&[kick(socket, session.as_bytes(), *format).await?])?;
         }
         Verb::Completions { shell } => {
             let mut script = Vec::new();
@@ -128,12 +117,18 @@ async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, VerbError> {
 /// Releases a lock by force and describes what was done.
 async fn unlock(
     socket: &Path,
-    force: &Cmd,
     lock: &[u8],
+    holder: Option<&[u8]>,
     format: Format,
 ) -> Result<String, VerbError> {
+    let mut force = redis::cmd("FORCE");
+    force.arg(lock);
+    if let Some(holder) = holder {
+        force.arg("HOLDER").arg(holder);
+    }
+    force.arg("REPORT");
     let mut agent = Agent::connect(socket).await?;
-    let reply = agent.call(force).await?;
+    let reply = agent.call(&force).await?;
     let count = |field| reply.field(field).and_then(number).unwrap_or(0);
     let (holders, waiters) = (count("holders"), count("waiters"));
     if format.json {
@@ -150,22 +145,19 @@ async fn unlock(
     })
 }
 
-/// Sends a command that returns the number of holds it ended.
-async fn end_holds(
-    socket: &Path,
-    command: &Cmd,
-    format: Format,
-    done: &str,
-    nothing: &str,
-) -> Result<(), VerbError> {
+/// Ends a session and describes what was done.
+async fn kick(socket: &Path, session: &[u8], format: Format) -> Result<String, VerbError> {
     let mut agent = Agent::connect(socket).await?;
-    let ended = number(&agent.call(command).await?).unwrap_or(0);
-    let line = match (format.json, ended) {
-        (true, _) => serde_json::json!({ "released": ended }).to_string(),
-        (false, 0) => nothing.to_owned(),
-        (false, _) => format!("{done} {ended}"),
-    };
-    Ok(print(&[line])?)
+    let reply = agent.call(redis::cmd("KICK").arg(session)).await?;
+    let released = number(&reply).unwrap_or(0);
+    if format.json {
+        return Ok(serde_json::json!({ "released": released }).to_string());
+    }
+    let name = printable(session);
+    Ok(match released {
+        0 => format!("ended {name}, which held nothing"),
+        _ => format!("ended {name}, locks released: {released}"),
+    })
 }
 
 /// Renders one manual page for `lockctl` and all its verbs.
