@@ -11,8 +11,10 @@ use tokio_util::sync::DropGuard;
 use super::deployment::{Deployment, SentinelTarget};
 use super::error::ConnectError;
 use super::fixed_address::{FixedAddress, Moves};
+use super::handshake::{self, Handshake};
 use super::server_info::{Role, ServerInfo};
 use super::target::{Address, Target};
+use super::wire::Wire;
 
 /// The result of resolving an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -44,6 +46,13 @@ pub(super) struct Rules {
     pub(super) moved: &'static str,
     /// Rejects replicas.
     pub(super) master_only: bool,
+}
+
+/// The server that a connection has reached, until its endpoint leads to another one.
+#[derive(Debug)]
+pub(super) struct Route {
+    pub(super) address: Address,
+    moves: Moves,
 }
 
 /// Credentials, and an address that a resolver keeps current: a fixed one, the master that sentinels report, or a
@@ -127,12 +136,37 @@ impl Endpoint {
         Arc::clone(&self.suspect)
     }
 
+    /// Connects to the server. Stores its address in `tried`, even if that fails.
+    ///
+    /// # Errors
+    ///
+    /// Also [`ConnectError::Replica`] for a replica where only masters are accepted: sentinels may report one that has just
+    /// been demoted.
+    pub(super) async fn connect(
+        &self,
+        handshake: &Handshake,
+        tried: &mut Option<Address>,
+    ) -> Result<(Wire, ServerInfo, Route), ConnectError> {
+        *tried = None;
+        let mut moves = self.fixed.as_ref().map_or(Moves::NONE, |fixed| fixed.moves());
+        let target = self.resolve().await?;
+        let address = tried.insert(target.address().clone()).clone();
+        let (wire, info) = handshake::connect(&target, handshake).await?;
+        if let Some(fixed) = &self.fixed {
+            fixed.found(&info, Some(&mut moves));
+        }
+        if self.rules.master_only && info.role == Some(Role::Replica) {
+            return Err(ConnectError::Replica { address: address.to_string() });
+        }
+        Ok((wire, info, Route { address, moves }))
+    }
+
     /// Resolves the server to connect to.
     ///
     /// # Errors
     ///
     /// [`ConnectError::NoMaster`] when the resolver has no address.
-    pub(super) async fn resolve(&self) -> Result<Target, ConnectError> {
+    async fn resolve(&self) -> Result<Target, ConnectError> {
         let mut current = self.current.clone();
         let known = current.wait_for(|destination| *destination != Destination::Unknown);
         let destination = match timeout(self.rules.first_result, known).await {
@@ -152,11 +186,6 @@ impl Endpoint {
         self.fixed.as_ref()
     }
 
-    /// Returns the moves from now on, for a connection that is about to begin.
-    pub(super) fn moves(&self) -> Moves {
-        self.fixed.as_ref().map_or(Moves::NONE, |fixed| fixed.moves())
-    }
-
     /// Records what a live connection has found.
     pub(super) fn found(&self, info: &ServerInfo) {
         if let Some(fixed) = &self.fixed {
@@ -164,33 +193,12 @@ impl Endpoint {
         }
     }
 
-    /// Records the server that a new connection reached, and checks its role: sentinels may report one that has just been
-    /// demoted.
-    ///
-    /// # Errors
-    ///
-    /// [`ConnectError::Replica`] for a replica where only masters are accepted.
-    pub(super) fn reached(
-        &self,
-        target: &Target,
-        info: &ServerInfo,
-        moves: &mut Moves,
-    ) -> Result<(), ConnectError> {
-        if let Some(fixed) = &self.fixed {
-            fixed.found(info, Some(moves));
-        }
-        if self.rules.master_only && info.role == Some(Role::Replica) {
-            return Err(ConnectError::Replica { address: target.address().to_string() });
-        }
-        Ok(())
-    }
-
-    /// Waits until a connection to `address` goes to the wrong server, and returns the reason. The server itself may
-    /// not know: one that is cut off from the others continues as a master, and everything written there will be lost.
-    pub(super) async fn moved_from(&self, address: &Address, moves: &mut Moves) -> &'static str {
+    /// Waits until a connection goes to the wrong server, and returns the reason. The server itself may not know: one that is
+    /// cut off from the others continues as a master, and everything written there will be lost.
+    pub(super) async fn left(&self, route: &mut Route) -> &'static str {
         tokio::select! {
-            () = self.changed_from(Some(address)) => {}
-            () = moves.next() => {}
+            () = self.changed_from(Some(&route.address)) => {}
+            () = route.moves.next() => {}
         }
         self.rules.moved
     }

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use redis::cmd;
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, Route};
 use super::error::{ConnectError, ServerError};
 use super::excerpt::excerpt;
-use super::fixed_address::Moves;
-use super::handshake::{self, Handshake};
+use super::handshake::Handshake;
 use super::server_info::ServerInfo;
 use super::wire::{Frame, Wire};
 
@@ -20,7 +19,7 @@ use super::wire::{Frame, Wire};
 #[derive(Debug)]
 pub struct Monitor {
     endpoint: Endpoint,
-    moves: Moves,
+    route: Route,
     wire: Wire,
     info: ServerInfo,
     id: Option<i64>,
@@ -68,14 +67,18 @@ impl Monitor {
         class: OutputClass,
     ) -> Result<Self, MonitorError> {
         let handshake = Handshake::plain(name.to_owned(), timeout, timeout);
-        let mut moves = endpoint.moves();
-        let connected = connect(endpoint, &handshake, &mut moves).await;
-        let (wire, info) = connected.map_err(|error| match error {
-            ConnectError::Refused { error, .. } if error.is_denied() => MonitorError::Denied(error),
-            other => MonitorError::Failed(other.to_string()),
+        let connected = endpoint.connect(&handshake, &mut None).await;
+        let (wire, info, route) = connected.map_err(|error| {
+            endpoint.suspect();
+            match error {
+                ConnectError::Refused { error, .. } if error.is_denied() => {
+                    MonitorError::Denied(error)
+                }
+                other => MonitorError::Failed(other.to_string()),
+            }
         })?;
         let mut monitor =
-            Self { endpoint: endpoint.clone(), moves, wire, info, id: None, given: false };
+            Self { endpoint: endpoint.clone(), route, wire, info, id: None, given: false };
         match tokio::time::timeout(timeout, monitor.begin(class)).await {
             Ok(begun) => begun.map(|()| monitor),
             Err(_) => Err(MonitorError::Failed(format!("no answer to MONITOR within {timeout:?}"))),
@@ -147,16 +150,10 @@ impl Monitor {
             self.wire.drop_received();
         }
         if self.wire.received().is_empty() {
-            let moved = async {
-                match &self.info.address {
-                    Some(address) => self.endpoint.moved_from(address, &mut self.moves).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 // First, or a busy server would never be left.
                 biased;
-                reason = moved => return Err(MonitorError::Moved(reason.to_owned())),
+                reason = self.endpoint.left(&mut self.route) => return Err(MonitorError::Moved(reason.to_owned())),
                 filled = self.wire.fill() => filled.map_err(MonitorError::Ended)?,
             }
         }
@@ -180,21 +177,4 @@ fn expect(
             Err(MonitorError::Failed(reason))
         }
     }
-}
-
-async fn connect(
-    endpoint: &Endpoint,
-    handshake: &Handshake,
-    moves: &mut Moves,
-) -> Result<(Wire, ServerInfo), ConnectError> {
-    let target = endpoint.resolve().await?;
-    let connected = handshake::connect(&target, handshake).await;
-    let checked = connected.and_then(|(wire, info)| {
-        endpoint.reached(&target, &info, moves)?;
-        Ok((wire, info))
-    });
-    if checked.is_err() {
-        endpoint.suspect();
-    }
-    checked
 }

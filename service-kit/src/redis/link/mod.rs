@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::shared::Shared;
-use self::supervisor::Pace;
+use self::supervisor::LinkRules;
 use super::endpoint::Endpoint;
 use super::error::{CallError, ServerError};
 use super::handshake::Handshake;
@@ -117,8 +117,8 @@ impl Link {
         let writable = options.writable || endpoint.follows_master();
         let shared = Arc::new(Shared::new(options.response_timeout, writable));
         let task_name = format!("Redis link {}", options.name);
-        let pace = Pace { heartbeat: options.heartbeat, check: options.check };
-        let alone = options.alone;
+        let LinkOptions { heartbeat, check, alone, .. } = options;
+        let rules = LinkRules { heartbeat, check, alone };
         let handshake = Handshake {
             name: options.name,
             no_touch: options.no_touch,
@@ -127,13 +127,8 @@ impl Link {
             response_timeout: options.response_timeout,
             reply_limit: options.reply_limit,
         };
-        let supervised = supervisor::run(
-            endpoint,
-            handshake,
-            (pace, alone),
-            Arc::clone(&shared),
-            stopped.clone(),
-        );
+        let supervised =
+            supervisor::run(endpoint, handshake, rules, Arc::clone(&shared), stopped.clone());
         shutdown.spawn(task_name, supervised);
         let _stop_with_last_handle = stopped.clone().drop_guard();
         Self { inner: Arc::new(Inner { shared, stopped, _stop_with_last_handle }) }

@@ -14,10 +14,9 @@ use tokio_util::task::AbortOnDropHandle;
 use super::shared::{CLOSED, Connection, READ_ONLY, Shared};
 use crate::clock::boot_micros;
 use crate::redis::backoff::{Backoff, PROVEN};
-use crate::redis::endpoint::Endpoint;
+use crate::redis::endpoint::{Endpoint, Route};
 use crate::redis::error::ConnectError;
-use crate::redis::fixed_address::Moves;
-use crate::redis::handshake::{self, Handshake};
+use crate::redis::handshake::Handshake;
 use crate::redis::server_info::ServerInfo;
 use crate::redis::server_watch::{ServerWatch, commands};
 use crate::redis::target::Address;
@@ -25,27 +24,28 @@ use crate::redis::target::Address;
 /// Commands queued for the connection; further ones wait in their callers.
 const SEND_QUEUE: usize = 1024;
 
-/// The intervals of checks on a connection.
+/// The rules for a link's connections.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
+pub(super) struct LinkRules {
     /// The silence after which the server is sent a PING.
     pub(super) heartbeat: Duration,
     /// The interval between checks of the server's identity and clock.
     pub(super) check: Option<Duration>,
+    /// Rejects nodes of a cluster.
+    pub(super) alone: bool,
 }
 
 pub(super) async fn run(
     endpoint: Endpoint,
     handshake: Handshake,
-    (pace, alone): (Pace, bool),
+    rules: LinkRules,
     shared: Arc<Shared>,
     stopped: CancellationToken,
 ) {
     let supervisor = Supervisor {
         endpoint,
         handshake,
-        pace,
-        alone,
+        rules,
         shared: Arc::clone(&shared),
         generation: 0,
         tried: None,
@@ -62,9 +62,7 @@ pub(super) async fn run(
 struct Supervisor {
     endpoint: Endpoint,
     handshake: Handshake,
-    pace: Pace,
-    /// Rejects nodes of a cluster.
-    alone: bool,
+    rules: LinkRules,
     shared: Arc<Shared>,
     generation: u64,
     /// The address of the latest attempt to connect.
@@ -77,10 +75,10 @@ impl Supervisor {
         let mut last_failure = None;
         loop {
             let pause = match self.connect().await {
-                Ok((driver, info, address, moves)) => {
+                Ok((driver, info, route)) => {
                     last_failure = None;
                     let since = Instant::now();
-                    self.watch(driver, ServerWatch::new(info), (&address, moves)).await;
+                    self.watch(driver, ServerWatch::new(info), route).await;
                     self.endpoint.suspect();
                     if since.elapsed() >= PROVEN {
                         backoff.reset();
@@ -101,19 +99,13 @@ impl Supervisor {
     /// Connects, and makes the connection the link's current one. It lives as long as the driver's task.
     async fn connect(
         &mut self,
-    ) -> Result<(AbortOnDropHandle<()>, ServerInfo, Address, Moves), ConnectError> {
-        self.tried = None;
-        let mut moves = self.endpoint.moves();
-        let target = self.endpoint.resolve().await?;
-        let address = target.address().clone();
-        self.tried = Some(address.clone());
-        let (wire, info) = handshake::connect(&target, &self.handshake).await?;
-        self.endpoint.reached(&target, &info, &mut moves)?;
+    ) -> Result<(AbortOnDropHandle<()>, ServerInfo, Route), ConnectError> {
+        let (wire, info, route) = self.endpoint.connect(&self.handshake, &mut self.tried).await?;
         if self.shared.refuses(&info) {
-            return Err(ConnectError::Replica { address: address.to_string() });
+            return Err(ConnectError::Replica { address: route.address.to_string() });
         }
-        if self.alone && info.cluster {
-            return Err(ConnectError::InCluster { address: address.to_string() });
+        if self.rules.alone && info.cluster {
+            return Err(ConnectError::InCluster { address: route.address.to_string() });
         }
         let stream = wire.into_stream().map_err(ConnectError::Broken)?;
         let refusal = stream.refusal();
@@ -128,11 +120,11 @@ impl Supervisor {
             .map_err(|error| ConnectError::Broken(error.to_string()))?;
         let driver = AbortOnDropHandle::new(tokio::spawn(driver));
         self.generation += 1;
-        self.log_up(&info, &address);
+        self.log_up(&info, &route.address);
         let connection =
             Connection { generation: self.generation, mux, driver: driver.abort_handle(), refusal };
         self.shared.set_up(connection, info.clone());
-        Ok((driver, info, address, moves))
+        Ok((driver, info, route))
     }
 
     /// Returns when the connection has ended, for any reason.
@@ -140,18 +132,19 @@ impl Supervisor {
         &self,
         mut driver: AbortOnDropHandle<()>,
         mut server: ServerWatch,
-        (address, mut moves): (&Address, Moves),
+        mut route: Route,
     ) {
-        let mut moved = pin!(self.endpoint.moved_from(address, &mut moves));
+        let address = route.address.clone();
+        let mut left = pin!(self.endpoint.left(&mut route));
         let mut why = CLOSED;
         // The first check happens at once and reads the server's clock.
-        let mut check_at = self.pace.check.map(|_| Instant::now());
+        let mut check_at = self.rules.check.map(|_| Instant::now());
         loop {
-            let idle_until = self.shared.last_answer() + self.pace.heartbeat;
+            let idle_until = self.shared.last_answer() + self.rules.heartbeat;
             let wake_at = check_at.map_or(idle_until, |at| at.min(idle_until));
             tokio::select! {
                 _ended = &mut driver => break,
-                reason = &mut moved => {
+                reason = &mut left => {
                     why = reason;
                     break;
                 }
@@ -159,9 +152,9 @@ impl Supervisor {
             }
             let now = Instant::now();
             let lives = if check_at.is_some_and(|at| at <= now) {
-                check_at = self.pace.check.map(|every| now + every);
+                check_at = self.rules.check.map(|every| now + every);
                 self.check(&mut server).await
-            } else if self.shared.last_answer() + self.pace.heartbeat <= now {
+            } else if self.shared.last_answer() + self.rules.heartbeat <= now {
                 // No call has been answered meanwhile.
                 let ping = cmd("PING");
                 self.shared

@@ -10,11 +10,8 @@ use super::PubSubEvent;
 use super::conversation::{BATCH, Conversation, Received};
 use super::wanted::{Topic, Wanted};
 use crate::redis::backoff::{Backoff, PROVEN};
-use crate::redis::endpoint::Endpoint;
-use crate::redis::error::ConnectError;
-use crate::redis::fixed_address::Moves;
-use crate::redis::handshake::{self, Handshake};
-use crate::redis::target::Address;
+use crate::redis::endpoint::{Endpoint, Route};
+use crate::redis::handshake::Handshake;
 use crate::redis::wire::Wire;
 
 /// Commands in flight. Changes that arrive meanwhile are merged into fewer commands.
@@ -60,13 +57,12 @@ impl Task {
         let mut last_failure = None;
         loop {
             let mut tried = None;
-            let mut moves = self.endpoint.moves();
-            let pause = match self.connect(&mut tried, &mut moves).await {
-                Ok((wire, address)) => {
+            let pause = match self.endpoint.connect(&self.handshake, &mut tried).await {
+                Ok((wire, _, route)) => {
                     last_failure = None;
                     let since = Instant::now();
                     tracing::debug!(redis.target = %self.endpoint, link = self.handshake.name, "connected for pub/sub");
-                    let End::Broken(reason) = self.converse(wire, &address, moves).await else {
+                    let End::Broken(reason) = self.converse(wire, route).await else {
                         return;
                     };
                     self.endpoint.suspect();
@@ -101,23 +97,10 @@ impl Task {
         }
     }
 
-    /// Connects. Stores the address in `tried` even if that fails.
-    async fn connect(
-        &self,
-        tried: &mut Option<Address>,
-        moves: &mut Moves,
-    ) -> Result<(Wire, Address), ConnectError> {
-        let target = self.endpoint.resolve().await?;
-        *tried = Some(target.address().clone());
-        let (wire, info) = handshake::connect(&target, &self.handshake).await?;
-        self.endpoint.reached(&target, &info, moves)?;
-        Ok((wire, target.address().clone()))
-    }
-
-    async fn converse(&self, wire: Wire, address: &Address, mut moves: Moves) -> End {
+    async fn converse(&self, wire: Wire, mut route: Route) -> End {
         tokio::select! {
             end = Session::new(self, wire).run() => end,
-            reason = self.endpoint.moved_from(address, &mut moves) => End::Broken(reason.to_owned()),
+            reason = self.endpoint.left(&mut route) => End::Broken(reason.to_owned()),
         }
     }
 
