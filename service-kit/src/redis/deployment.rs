@@ -73,6 +73,14 @@ impl SentinelTarget {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    fn place(&self) -> String {
+        format!("{}/{}", joined(self.sentinels.iter().map(Target::address)), self.name)
+    }
+}
+
+fn joined<'a>(addresses: impl IntoIterator<Item = &'a Address>) -> String {
+    addresses.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 impl Deployment {
@@ -92,16 +100,10 @@ impl Deployment {
     /// a cluster, or the sentinels with the master's name.
     #[must_use]
     pub fn place(&self) -> String {
-        let joined = |addresses: &mut dyn Iterator<Item = &Address>| {
-            addresses.map(ToString::to_string).collect::<Vec<_>>().join(",")
-        };
         match self {
             Self::Server(target) => target.address().to_string(),
-            Self::Cluster(cluster) => joined(&mut cluster.seeds.iter()),
-            Self::Sentinel(sentinel) => {
-                let sentinels = joined(&mut sentinel.sentinels.iter().map(Target::address));
-                format!("{sentinels}/{}", sentinel.name)
-            }
+            Self::Cluster(cluster) => joined(&cluster.seeds),
+            Self::Sentinel(sentinel) => sentinel.place(),
         }
     }
 
@@ -289,15 +291,8 @@ impl fmt::Display for ClusterTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.node.uses_tls() { "rediss" } else { "redis" };
         write!(f, "{scheme}+cluster://")?;
-        match (self.node.user(), self.node.password()) {
-            (user, Some(password)) => write!(f, "{}:{password}@", user.unwrap_or(""))?,
-            (Some(user), None) => write!(f, "{user}@")?,
-            (None, None) => {}
-        }
-        for (place, seed) in self.seeds.iter().enumerate() {
-            write!(f, "{}{seed}", if place == 0 { "" } else { "," })?;
-        }
-        Ok(())
+        self.node.fmt_login(f)?;
+        f.write_str(&joined(&self.seeds))
     }
 }
 
@@ -306,15 +301,8 @@ impl fmt::Display for SentinelTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.master.uses_tls() { "rediss" } else { "redis" };
         write!(f, "{scheme}+sentinel://")?;
-        match (self.master.user(), self.master.password()) {
-            (user, Some(password)) => write!(f, "{}:{password}@", user.unwrap_or(""))?,
-            (Some(user), None) => write!(f, "{user}@")?,
-            (None, None) => {}
-        }
-        for (place, sentinel) in self.sentinels.iter().enumerate() {
-            write!(f, "{}{}", if place == 0 { "" } else { "," }, sentinel.address())?;
-        }
-        write!(f, "/{}", self.name)?;
+        self.master.fmt_login(f)?;
+        f.write_str(&self.place())?;
         if self.master.db() != 0 {
             write!(f, "/{}", self.master.db())?;
         }

@@ -157,6 +157,15 @@ impl Target {
         matches!(self.address, Address::Tcp { tls: true, .. })
     }
 
+    /// Writes user and password as in a URL, the password masked.
+    pub(super) fn fmt_login(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.user, &self.password) {
+            (user, Some(password)) => write!(f, "{}:{password}@", user.as_deref().unwrap_or("")),
+            (Some(user), None) => write!(f, "{user}@"),
+            (None, None) => Ok(()),
+        }
+    }
+
     pub(crate) fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
@@ -266,11 +275,7 @@ impl fmt::Display for Target {
             Address::Unix(_) => "unix",
         };
         write!(f, "{scheme}://")?;
-        match (&self.user, &self.password) {
-            (user, Some(password)) => write!(f, "{}:{password}@", user.as_deref().unwrap_or(""))?,
-            (Some(user), None) => write!(f, "{user}@")?,
-            (None, None) => {}
-        }
+        self.fmt_login(f)?;
         match address {
             Address::Tcp { .. } => write!(f, "{address}/{}", self.db),
             Address::Unix(path) if self.db == 0 => write!(f, "{}", path.display()),
