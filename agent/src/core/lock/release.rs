@@ -35,7 +35,7 @@ impl Core {
         // The lease of a reader's entry ends with it, and red holds are counted on several servers.
         let with_lease = hold.kind == Kind::Read && hold.mode == LeaseMode::Fixed;
         if !with_lease && hold.kind != Kind::Red {
-            let reply = Reply::Left { number, count: hold.count };
+            let reply = Reply::StillHeld { number, count: hold.count };
             self.leases.tell_count_soon(number, self.now);
             self.journal_hold(number);
             return self.answer_with(reply_to, reply);

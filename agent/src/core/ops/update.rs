@@ -152,7 +152,7 @@ impl Core {
                 let (grant, group) = (hold.grant(0), Arc::clone(&hold.group));
                 self.on_reentered(*reply_to, grant, group, span)
             }
-            Change::Partial => Reply::Left { number: *number, count: *count },
+            Change::Partial => Reply::StillHeld { number: *number, count: *count },
             Change::Extend(_) => Reply::Valid { number: *number, valid_until: hold.valid_until },
         };
         self.clear_jeopardy(*number);

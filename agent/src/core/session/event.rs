@@ -27,7 +27,8 @@ pub(in crate::core) struct Validity {
 }
 
 impl Event {
-    fn word(&self) -> &'static str {
+    /// Returns its word in the reply to EVENTS.
+    pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Jeopardy(_) => "jeopardy",
             Self::Safe => "safe",
@@ -36,7 +37,8 @@ impl Event {
         }
     }
 
-    fn push_word(&self) -> &'static str {
+    /// Returns its word in a push.
+    pub(super) fn push_word(&self) -> &'static str {
         match self {
             Self::Jeopardy(_) => "lock-jeopardy",
             Self::Safe => "lock-safe",
@@ -45,9 +47,8 @@ impl Event {
         }
     }
 
-    /// Returns the event in the form of EVENTS: word, name, kind, and details.
-    pub(in crate::core) fn frames(&self, pushed: bool, name: &LockName, kind: Kind) -> Vec<Frame> {
-        let word = if pushed { self.push_word() } else { self.word() };
+    /// Returns the event with that word: word, name, kind, and details.
+    pub(super) fn frames(&self, word: &'static str, name: &LockName, kind: Kind) -> Vec<Frame> {
         let mut frames =
             vec![Frame::word(word), Frame::bytes(name.as_bytes()), Frame::word(kind.as_str())];
         match self {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use redisson::{Kind, LockName, Moment};
 
 use crate::core::ids::{Owner, ReplyTo};
+use crate::core::lock::waiter::Left;
 use crate::core::session::event::Event;
 use crate::core::session::reply::Reply;
 use crate::core::session::state::Session;
@@ -185,10 +186,10 @@ impl Core {
         }
         let pushed = session.push && session.resp3;
         if pushed {
-            let frames = event.frames(true, name, kind);
+            let frames = event.frames(event.push_word(), name, kind);
             self.effects.push(Effect::Deliver(owner.connection, Outgoing::Push(frames)));
         }
-        let dropped = session.add_event(event.frames(false, name, kind));
+        let dropped = session.add_event(event.frames(event.word(), name, kind));
         // A session with pushes does not depend on EVENTS; a push that is dropped is counted when it is delivered.
         if dropped && !pushed {
             self.effects.report(Report::EventDropped);
@@ -233,7 +234,7 @@ impl Core {
             self.sessions.get(&owner.connection).and_then(|s| s.waits.get(&owner.owner)).copied();
         let multi = self.cancel_multi(owner);
         if let Some(number) = wait {
-            self.leave(number, crate::core::lock::waiter::Left::Cancelled);
+            self.leave(number, Left::Cancelled);
         }
         self.answer(reply_to, Frame::Int(i64::from(wait.is_some() || multi)));
     }

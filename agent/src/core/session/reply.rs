@@ -12,7 +12,7 @@ pub(in crate::core) enum Reply {
     Ready(Outgoing),
     Grant(Grant),
     /// The reply to UNLOCK if the owner still holds the lock: the hold count.
-    Left {
+    StillHeld {
         number: Number,
         count: u32,
     },
@@ -35,7 +35,7 @@ impl Reply {
     pub(super) fn hold(&self) -> Option<Number> {
         match self {
             Self::Grant(Grant { number, .. })
-            | Self::Left { number, .. }
+            | Self::StillHeld { number, .. }
             | Self::Valid { number, .. } => Some(*number),
             Self::Ready(_) | Self::Holds | Self::MultiLock(_) | Self::Graced(_) | Self::Resumed => {
                 None

@@ -20,7 +20,7 @@ impl Core {
                 let valid_until = valid_until(grant.number, grant.valid_until);
                 self.lock_reply(&Grant { valid_until, ..grant })
             }
-            Reply::Left { count, .. } => Frame::count(count.into()),
+            Reply::StillHeld { count, .. } => Frame::count(count.into()),
             Reply::Valid { number, valid_until: then } => {
                 Frame::count(millis(valid_until(number, then).since(self.now)))
             }
