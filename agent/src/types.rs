@@ -98,6 +98,34 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
+/// The JSON form of a lock's name: its text if it is UTF-8, otherwise an array of its bytes.
+pub(crate) mod lock_name {
+    use redisson::LockName;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        Text(String),
+        Bytes(Vec<u8>),
+    }
+
+    pub(crate) fn serialize<S: Serializer>(name: &LockName, to: S) -> Result<S::Ok, S::Error> {
+        match name.as_str() {
+            Some(text) => text.serialize(to),
+            None => Form::Bytes(name.as_bytes().to_vec()).serialize(to),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<LockName, D::Error> {
+        let bytes = match Form::deserialize(from)? {
+            Form::Text(text) => text.into_bytes(),
+            Form::Bytes(bytes) => bytes,
+        };
+        LockName::new(bytes).map_err(D::Error::custom)
+    }
+}
+
 /// The process that connected, according to the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Peer {

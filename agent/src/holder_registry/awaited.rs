@@ -2,10 +2,9 @@
 
 use redisson::LockName;
 use serde::Serialize;
-use serde::ser::{SerializeSeq as _, Serializer};
 
 use crate::core::report::AwaitedLock;
-use crate::types::Number;
+use crate::types::{Number, lock_name};
 
 /// The longest value, bytes. Dashboards read no more.
 const MAX_VALUE: usize = 60 * 1024;
@@ -28,24 +27,12 @@ struct Value<'a> {
 /// A lock with its waiters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Row {
-    #[serde(serialize_with = "name")]
+    #[serde(serialize_with = "lock_name::serialize")]
     lock: LockName,
     /// The number of all its waiters at this agent.
     count: usize,
     /// The numbers of the first ones, each with the beginning of its wait in epoch milliseconds.
     first: Vec<(Number, u64)>,
-}
-
-/// Writes a name as text, or as a list of bytes if it is not UTF-8.
-fn name<S: Serializer>(name: &LockName, serializer: S) -> Result<S::Ok, S::Error> {
-    match name.as_str() {
-        Some(text) => serializer.serialize_str(text),
-        None => {
-            let mut bytes = serializer.serialize_seq(None)?;
-            name.as_bytes().iter().try_for_each(|byte| bytes.serialize_element(byte))?;
-            bytes.end()
-        }
-    }
 }
 
 /// Returns the rows of these locks, as many as fit into a value. `booted`: the boot time of the host in epoch

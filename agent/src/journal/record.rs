@@ -3,7 +3,7 @@
 use redisson::{Kind, Lease, LockName, Moment};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use crate::types::{Number, Peer, Secret, SessionId};
+use crate::types::{Number, Peer, Secret, SessionId, lock_name};
 
 /// One line of the journal. Instants are microseconds of the boot clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub struct HoldRecord {
     pub session: SessionId,
     pub owner: i64,
     pub number: Number,
-    #[serde(with = "name")]
+    #[serde(with = "lock_name")]
     pub lock: LockName,
     #[serde(with = "kind")]
     pub kind: Kind,
@@ -78,7 +78,7 @@ pub struct HoldRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrphanRecord {
     pub number: Number,
-    #[serde(with = "name")]
+    #[serde(with = "lock_name")]
     pub lock: LockName,
     #[serde(with = "kind")]
     pub kind: Kind,
@@ -139,33 +139,6 @@ mod kind {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Kind, D::Error> {
         let word = String::deserialize(from)?;
         Kind::parse(word.as_bytes()).ok_or_else(|| D::Error::custom("not a kind of lock"))
-    }
-}
-
-/// Encodes a name as readable text if it is UTF-8, otherwise as an array of bytes.
-mod name {
-    use super::*;
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(untagged)]
-    enum Form {
-        Text(String),
-        Bytes(Vec<u8>),
-    }
-
-    pub(super) fn serialize<S: Serializer>(name: &LockName, to: S) -> Result<S::Ok, S::Error> {
-        match name.as_str() {
-            Some(text) => text.serialize(to),
-            None => Form::Bytes(name.as_bytes().to_vec()).serialize(to),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<LockName, D::Error> {
-        let bytes = match Form::deserialize(from)? {
-            Form::Text(text) => text.into_bytes(),
-            Form::Bytes(bytes) => bytes,
-        };
-        LockName::new(bytes).map_err(D::Error::custom)
     }
 }
 
