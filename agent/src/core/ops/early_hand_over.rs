@@ -67,6 +67,15 @@ impl Operation for EarlyHandOver {
         self.from.reply_to.is_some()
     }
 
+    /// Answers an EXTEND that waits for the hand-over.
+    fn on_silence(&self, core: &mut Core) {
+        let name = &self.from.name;
+        let hold = core.locks.get(name).and_then(|state| state.hold);
+        if let Some(extend) = hold.and_then(|number| core.leases.take_waiting_extend(number)) {
+            core.answer(extend.reply_to, Core::unavailable_for(name, NO_ANSWER));
+        }
+    }
+
     fn silence(&mut self, why: &str) -> Option<Silence> {
         let reply = Core::unconfirmed_end(&self.from.name, why);
         let reply_to: Vec<ReplyTo> =
@@ -168,17 +177,6 @@ impl Core {
         }
         if let Some((valid_until, next)) = next {
             self.begin_early_hold(hand_over, &next, valid_until);
-        }
-    }
-
-    /// Answers an EXTEND that waits for this hand-over: Redis has been silent for too long.
-    pub(super) fn answer_waiting_extend(&mut self, id: OpId) {
-        let Some(Verb::EarlyHandOver(early)) = self.ops.get(id).map(|op| &op.verb) else { return };
-        let name = early.from.name.clone();
-        let hold = self.locks.get(&name).and_then(|state| state.hold);
-        if let Some(extend) = hold.and_then(|number| self.leases.take_waiting_extend(number)) {
-            let reply = Self::unavailable_for(&name, NO_ANSWER);
-            self.answer(extend.reply_to, reply);
         }
     }
 

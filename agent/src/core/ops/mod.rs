@@ -181,7 +181,8 @@ impl Core {
 
     /// Answers the command that waits for this op: Redis has been silent, or has refused it, for too long.
     fn answer_silence(&mut self, id: OpId) {
-        self.answer_waiting_extend(id);
+        let Some(verb) = self.ops.get(id).map(|op| op.verb.clone()) else { return };
+        verb.operation().on_silence(self);
         let refusal = self.ops.take_refusal(id);
         let why = refusal.as_deref().unwrap_or(NO_ANSWER);
         let Some(silence) =
@@ -189,9 +190,8 @@ impl Core {
         else {
             return;
         };
-        let ended = if silence.goes_on { None } else { self.take_op(id) };
-        if let Some(Op { verb: Verb::Update(update), .. }) = ended {
-            self.on_update_failed(&update);
+        if !silence.goes_on {
+            self.take_op(id);
         }
         self.answer_all(silence);
     }

@@ -47,6 +47,7 @@ pub(in crate::core) trait Operation {
     /// Handles the case that the affected lease has expired, so that a retry is useless. The operation is no longer in
     /// flight.
     fn on_give_up(&mut self, core: &mut Core, _id: OpId) {
+        self.on_silence(core);
         if let Some(silence) = self.silence(NO_ANSWER) {
             core.answer_all(silence);
         }
@@ -66,6 +67,9 @@ pub(in crate::core) trait Operation {
     fn is_awaited(&self) -> bool {
         self.command().is_some()
     }
+
+    /// Handles the end of the time in which Redis should have answered, before the waiting commands are answered.
+    fn on_silence(&self, _core: &mut Core) {}
 
     /// Takes the waiting commands, and returns the answer to them. `why` describes what Redis did instead of answering.
     fn silence(&mut self, why: &str) -> Option<Silence> {

@@ -8,7 +8,7 @@ use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::Operation;
-use super::{Failure, NO_ANSWER, Op};
+use super::{Failure, Op};
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{Change, HoldUpdate, Verb};
 use crate::core::session::reply::Reply;
@@ -47,9 +47,8 @@ impl Operation for HoldUpdate {
         core.answer(self.reply_to, Core::unavailable_for(&self.name, failure.text()));
     }
 
-    fn on_give_up(&mut self, core: &mut Core, _: OpId) {
+    fn on_silence(&self, core: &mut Core) {
         core.on_update_failed(self);
-        core.answer(self.reply_to, Core::unavailable_for(&self.name, NO_ANSWER));
     }
 
     fn route(&self, core: &Core) -> (Node, Lane) {
