@@ -312,7 +312,7 @@ async fn reload_policy(
         };
         let outcome = match Policy::read(path) {
             Ok(policy) => {
-                tracing::info!(path = %path.display(), rules = policy.len(), "policy reloaded");
+                tracing::info!(path = %path.display(), rules = policy.rules(), "policy reloaded");
                 if core.send(Input::PolicyReloaded(policy)).await.is_err() {
                     return;
                 }

@@ -90,15 +90,10 @@ impl Policy {
         Ok(Self { rules: rules.collect::<Result<_, _>>()? })
     }
 
+    /// Returns the number of rules.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn rules(&self) -> usize {
         self.rules.len()
-    }
-
-    /// Returns whether there are no rules, so that everything is denied.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rules.is_empty()
     }
 
     /// Checks a request of a worker whose user already holds, waits for or has requested `locks` locks.
@@ -232,7 +227,7 @@ mod tests {
     #[test]
     fn an_empty_policy_denies_everything() {
         let policy = Policy::parse("").unwrap();
-        assert!(policy.is_empty());
+        assert_eq!(policy.rules(), 0);
         let request = request("a", Kind::Lock, Wait::Forever);
         assert_eq!(policy.check(&Peer::default(), &request, 0).unwrap_err().reason, "name");
     }

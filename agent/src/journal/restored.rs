@@ -82,8 +82,8 @@ impl Restored {
         }
     }
 
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         self.sessions.is_empty() && self.orphans.is_empty()
     }
 

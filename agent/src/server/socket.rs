@@ -144,11 +144,6 @@ impl Socket {
         Ok(Self { listener, file })
     }
 
-    #[must_use]
-    pub fn path(&self) -> Option<&Path> {
-        self.file.as_ref().map(|file| file.settings.path.as_path())
-    }
-
     /// Accepts a connection. If the socket's file is removed meanwhile, it is created again, because no client could connect.
     ///
     /// # Errors
