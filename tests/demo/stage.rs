@@ -58,7 +58,7 @@ const PORT: u16 = 9761;
 
 /// The notice on every page of the dashboard.
 const NOTE: &str = "A demo: nothing here is real. Locks are named after what is staged with them, as in stuck:… \
-    or deadlock:…; the README says more.";
+    or deadlock:…; docs/reference/pages.md says more.";
 
 /// Runs until SIGINT or SIGTERM, until the terminal is closed, or until the screenshots are taken.
 pub(crate) async fn run(
