@@ -186,10 +186,10 @@ fn every_failure_mode_has_a_test() -> Result<()> {
     Ok(())
 }
 
-/// Each guarantee in docs/reference/lockctl.md names an existing test.
+/// Each guarantee in docs/evidence/lockctl.md names an existing test.
 #[test]
 fn every_documented_lockctl_guarantee_has_a_test() -> Result<()> {
-    let text = document("docs/reference/lockctl.md")?;
+    let text = document("docs/evidence/lockctl.md")?;
     let table = text.lines().skip_while(|line| !line.starts_with("| asked for |"));
     let rows: Vec<&str> = table.take_while(|line| line.starts_with('|')).skip(2).collect();
     assert!(rows.len() > 15, "{rows:?}");

@@ -59,12 +59,12 @@ fn all_flags(program: &str) -> Result<BTreeMap<String, Option<String>>> {
     Ok(all)
 }
 
-const PROGRAMS: [&str; 3] = ["lockscope-agent", "lockscope-dashboard", "lockctl"];
+const SERVICES: [&str; 2] = ["lockscope-agent", "lockscope-dashboard"];
 
 #[test]
 fn flags_and_their_documentation_match() -> Result<()> {
     let text = document("docs/reference/settings.md")?;
-    for program in PROGRAMS {
+    for program in SERVICES {
         let (_, section) =
             text.split_once(&format!("\n## {program}\n")).with_context(|| program.to_owned())?;
         let section = section.split("\n## ").next().unwrap_or_default();
@@ -90,9 +90,26 @@ fn flags_and_their_documentation_match() -> Result<()> {
 }
 
 #[test]
+fn every_flag_of_lockctl_is_documented_next_to_its_default() -> Result<()> {
+    let text = document("docs/reference/lockctl.md")?;
+    for (flag, default) in all_flags("lockctl")? {
+        let words = |line: &str| {
+            let ends = |c: char| c != '-' && !c.is_ascii_alphanumeric();
+            line.split(ends).any(|word| word == flag)
+        };
+        let lines: Vec<&str> = text.lines().filter(|line| words(line)).collect();
+        ensure!(!lines.is_empty(), "{flag} is not in lockctl.md");
+        let Some(default) = default else { continue };
+        let shown = format!("`{default}`");
+        ensure!(lines.iter().any(|line| line.contains(&shown)), "{flag} {default}: {lines:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn no_document_names_a_flag_that_does_not_exist() -> Result<()> {
     let mut known: BTreeSet<String> = ["--help", "--version"].map(str::to_owned).into();
-    for program in PROGRAMS {
+    for program in SERVICES.into_iter().chain(["lockctl"]) {
         known.extend(all_flags(program)?.into_keys());
     }
     for file in [
