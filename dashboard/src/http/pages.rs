@@ -1,8 +1,7 @@
 //! The handlers of pages.
 
-use axum::extract::OriginalUri;
 use axum::http::{HeaderMap, Method, StatusCode};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::{IntoResponse, Response};
 
 use super::bundle::bundle;
 use super::error::{ApiError, rendered};
@@ -76,14 +75,6 @@ pub async fn history(page: PageRequest, params: Params<EventsParams>) -> Respons
         Ok(rendered(status, views::history_page(&history)))
     };
     page.answered(response.await)
-}
-
-/// The address of the history from before it became one page.
-pub async fn events(OriginalUri(uri): OriginalUri) -> Redirect {
-    match uri.query() {
-        Some(query) => Redirect::permanent(&format!("/history?{query}")),
-        None => Redirect::permanent("/history"),
-    }
 }
 
 pub async fn overview(page: PageRequest) -> Response {

@@ -106,7 +106,6 @@ pub fn router(
         .route("/problems", get(pages::list::<IncidentRow>))
         .route("/contention", get(pages::list::<ContentionRow>))
         .route("/history", get(pages::history))
-        .route("/events", get(pages::events))
         .route("/sources", get(pages::sources))
         .route("/sources/watch", post(watch::from_page))
         .route("/api/v1/monitor/watch", post(watch::from_api))

@@ -51,7 +51,6 @@ async fn nothing_is_shown_without_authentication() {
         "/problems",
         "/contention",
         "/history",
-        "/events",
         "/api/v1/held?at=-1m",
         "/api/v1/contention",
         "/api/v1/owners",

@@ -16,7 +16,7 @@ const CONNECTIONS: usize = 8;
 /// The time without bytes after which a connection is abandoned: the request may be incomplete, or a stream may be silent.
 const SILENCE: Duration = Duration::from_millis(100);
 
-const PATHS: [&str; 32] = [
+const PATHS: [&str; 31] = [
     "/",
     "/overview",
     "/lock",
@@ -29,7 +29,6 @@ const PATHS: [&str; 32] = [
     "/owner",
     "/problems",
     "/contention",
-    "/events",
     "/history",
     "/trace",
     "/sources",

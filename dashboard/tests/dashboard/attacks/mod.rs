@@ -47,7 +47,6 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/problems", "look"),
     ("GET", "/contention", "look"),
     ("GET", "/history", "look"),
-    ("GET", "/events", "look"),
     ("GET", "/sources", "look"),
     ("POST", "/sources/watch", "watch"),
     ("POST", "/api/v1/monitor/watch", "watch"),
