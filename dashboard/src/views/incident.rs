@@ -79,21 +79,12 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
     let now = chrome.now;
     let (first, problem) = incident.first();
     let count = incident.locks.len();
-    let since = |lock: &crate::model::types::LockView| {
-        let found = lock.problems.iter().find(|found| found.problem == incident.problem);
-        Ago::new(found.map_or(incident.since, |found| found.since), now)
-    };
     let shows = matches!(page.step, IncidentStep::Show);
     let title = format!("Incident: {}", incident.problem.name());
     IncidentTemplate {
         problem: incident.problem.as_str(),
         frame: Frame::new(page::title(chrome, &title), "", chrome).still(),
-        badge: Badge {
-            word: incident.problem.name(),
-            certainty: incident.certainty.as_str(),
-            ago: Ago::new(incident.since, now),
-            acknowledged: incident.acknowledged,
-        },
+        badge: Badge::of_incident(incident, now),
         extent: incidents::extent(incident),
         holder: HolderCell::longest(first).filter(|_| incident.holders() > 0),
         more_holders: incident.holders().saturating_sub(1),
@@ -103,12 +94,7 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
             .last()
             .map(|it| (Clock::new(it.at, now), Prose::naming(&it.text, &chrome.names))),
         circle: Circle::new(problem, &chrome.names),
-        locks: incident
-            .locks
-            .iter()
-            .take(NAMED)
-            .map(|lock| (LockLink::new(&lock.id, chrome), since(lock)))
-            .collect(),
+        locks: incidents::named_locks(incident, NAMED, chrome, now),
         more: count.saturating_sub(NAMED),
         acknowledge: (shows && page.may_acknowledge).then(|| links::acknowledge_incident(incident)),
         release: (shows && page.may_release).then(|| links::release_incident(incident)),

@@ -79,11 +79,6 @@ impl ListView for IncidentRow {
 
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         let (lock, problem) = self.first();
-        let ago = |at: SteadyMillis| Ago::new(at, now);
-        let since = |lock: &LockView| {
-            let found = lock.problems.iter().find(|found| found.problem == self.problem);
-            ago(found.map_or(self.since, |found| found.since))
-        };
         let count = self.locks.len();
         let prefix = self.prefix().map(|prefix| text::visible(prefix.as_bytes()));
         let filter = format!(
@@ -96,12 +91,7 @@ impl ListView for IncidentRow {
         );
         IncidentTemplate {
             id: row_id(self.id()),
-            badge: Badge {
-                word: self.problem.name(),
-                certainty: self.certainty.as_str(),
-                ago: ago(self.since),
-                acknowledged: self.acknowledged,
-            },
+            badge: Badge::of_incident(self, now),
             lock: link(self, chrome),
             servers: servers(self),
             red: lock.red.as_deref(),
@@ -113,12 +103,7 @@ impl ListView for IncidentRow {
             }),
             locks: match count {
                 1 => Vec::new(),
-                _ => self
-                    .locks
-                    .iter()
-                    .take(NAMED)
-                    .map(|lock| (LockLink::new(&lock.id, chrome), since(lock)))
-                    .collect(),
+                _ => named_locks(self, NAMED, chrome, now),
             },
             more: count.saturating_sub(NAMED),
             all: links::filtered(&filter),
@@ -145,6 +130,21 @@ impl ListView for IncidentRow {
         }
         .render()
     }
+}
+
+/// Returns the first locks of an incident, each with the age of its problem.
+pub(super) fn named_locks(
+    incident: &IncidentRow,
+    limit: usize,
+    chrome: &Chrome,
+    now: SteadyMillis,
+) -> Vec<(LockLink, Ago)> {
+    let since = |lock: &LockView| {
+        let found = lock.problems.iter().find(|found| found.problem == incident.problem);
+        found.map_or(incident.since, |found| found.since)
+    };
+    let locks = incident.locks.iter().take(limit);
+    locks.map(|lock| (LockLink::new(&lock.id, chrome), Ago::new(since(lock), now))).collect()
 }
 
 /// The problems that have ended within a day.

@@ -55,12 +55,7 @@ impl<'a> Incidents<'a> {
             let (lock, _) = row.first();
             let several = row.locks.len() > 1 && !row.is_one_red_lock();
             Incident {
-                badge: Badge {
-                    word: row.problem.name(),
-                    certainty: row.certainty.as_str(),
-                    ago: Ago::new(row.since, chrome.now),
-                    acknowledged: row.acknowledged,
-                },
+                badge: Badge::of_incident(row, chrome.now),
                 extent: several.then(|| incidents::extent(row)),
                 lock: incidents::link(row, chrome),
                 red: lock.red.as_deref(),

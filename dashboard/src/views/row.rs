@@ -14,10 +14,13 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{
     Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State,
 };
+use crate::query::incidents::IncidentRow;
 use crate::query::list::RowId;
 use crate::text;
 
 /// A problem as a badge.
+#[derive(Debug, Template)]
+#[template(path = "parts/badge.html")]
 pub(super) struct Badge {
     pub(super) word: &'static str,
     pub(super) certainty: &'static str,
@@ -26,6 +29,8 @@ pub(super) struct Badge {
     pub(super) acknowledged: bool,
 }
 
+impl HtmlSafe for Badge {}
+
 impl Badge {
     pub(super) fn new(problem: &ProblemView, now: SteadyMillis) -> Self {
         Self {
@@ -33,6 +38,15 @@ impl Badge {
             certainty: problem.certainty.as_str(),
             ago: Ago::new(problem.since, now),
             acknowledged: problem.acknowledged.is_some(),
+        }
+    }
+
+    pub(super) fn of_incident(incident: &IncidentRow, now: SteadyMillis) -> Self {
+        Self {
+            word: incident.problem.name(),
+            certainty: incident.certainty.as_str(),
+            ago: Ago::new(incident.since, now),
+            acknowledged: incident.acknowledged,
         }
     }
 }
