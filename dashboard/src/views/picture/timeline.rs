@@ -12,7 +12,9 @@ use super::ending_words;
 use super::time_axis::{TimeAxis, time_of_day};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{LockView, Renewals, State, client_of};
+use crate::model::types::{
+    HolderView, LockView, PastHoldView, Renewals, State, WaiterView, client_of,
+};
 use crate::text::visible;
 
 /// The whole width.
@@ -115,6 +117,97 @@ const LEGEND: [(&str, &str); 6] = [
     ("waits", "waits"),
 ];
 
+/// The lanes while the picture is drawn.
+struct Lanes<'a> {
+    axis: TimeAxis,
+    now: SteadyMillis,
+    names: &'a OwnerNames,
+    /// True if the holders of a client share a lane. An agent's holders are new with each hold, and so are a service's threads, so there
+    /// may be more holders than lanes.
+    by_client: bool,
+    lanes: Vec<Lane>,
+}
+
+impl Lanes<'_> {
+    fn add_holders(&mut self, holders: &[HolderView]) {
+        for holder in holders {
+            let words = format!("holds it since {}", rfc3339(holder.since.at));
+            let bar = self.bar(holder.since.at, self.now, "now", words, "holds it".to_owned());
+            self.add(&holder.id, false, bar);
+        }
+    }
+
+    /// Adds the holds of the history, and returns the number of those that have ended.
+    fn add_past(&mut self, holds: &[PastHoldView]) -> usize {
+        let (mut ended, from) = (0, self.axis.from);
+        for hold in holds.iter().filter(|hold| hold.to.is_none_or(|to| to >= from)) {
+            let to = hold.to.unwrap_or(self.now);
+            let lasted = format::short_duration(to.millis_since(hold.since.at));
+            let ending = ending_words(hold);
+            let since = rfc3339(hold.since.at);
+            let words = format!("held it from {since} for {lasted}, {ending}");
+            let short = format!("{ending} after {lasted}");
+            let bar = self.bar(hold.since.at, to, class(hold.ended), words, short);
+            self.add(&hold.id, false, bar);
+            ended += usize::from(hold.to.is_some());
+        }
+        ended
+    }
+
+    fn add_waiters(&mut self, waiters: &[WaiterView]) {
+        for waiter in waiters {
+            let words = format!("waits since {}", rfc3339(waiter.since.at));
+            let bar = self.bar(waiter.since.at, self.now, "waits", words, "waits".to_owned());
+            self.add(&waiter.id, true, bar);
+        }
+    }
+
+    /// Marks the observed renewals, if one holder has all of them and they are not too dense. Returns a sentence about them, and whether
+    /// some are marked.
+    fn mark_renewals(&mut self, renewals: &Renewals, holders: usize) -> (String, bool) {
+        // A time to live that several holders share does not show which holder renewed it.
+        let marked: Vec<SteadyMillis> = match holders {
+            1 => renewals.latest().filter(|at| *at >= self.axis.from).collect(),
+            _ => Vec::new(),
+        };
+        let ticks: Vec<u64> = marked.iter().map(|at| self.axis.x(*at)).collect();
+        let dense = ticks.windows(2).any(|pair| pair[1] - pair[0] < MIN_BETWEEN);
+        let words = renewed_words(renewals, holders, marked.len(), dense);
+        let ticks = if dense { Vec::new() } else { ticks };
+        let are_there = !ticks.is_empty();
+        if let Some(lane) = self.lanes.first_mut() {
+            lane.ticks = ticks;
+        }
+        (words, are_there)
+    }
+
+    fn bar(
+        &self,
+        since: SteadyMillis,
+        to: SteadyMillis,
+        class: &'static str,
+        words: String,
+        short: String,
+    ) -> Bar {
+        let (x, end) = (self.axis.x(since), self.axis.x(to));
+        Bar { x, width: (end - x).clamp(2, WIDTH), class, words, short }
+    }
+
+    fn add(&mut self, id: &str, waits: bool, bar: Bar) {
+        let id = if self.by_client && !waits { client_of(id) } else { id };
+        match self.lanes.iter_mut().find(|lane| lane.id == id && lane.waits == waits) {
+            Some(lane) => lane.bars.push(bar),
+            None => self.lanes.push(Lane {
+                who: OwnerName::remembered("", id, self.names).plain(),
+                id: id.to_owned(),
+                waits,
+                bars: vec![bar],
+                ticks: Vec::new(),
+            }),
+        }
+    }
+}
+
 impl Timeline {
     /// Draws the timeline of a lock at an instant. The instant is moved back a little, so that the picture of an open
     /// page does not change all the time. Returns `None` if there is nothing to draw.
@@ -129,8 +222,6 @@ impl Timeline {
         let now = SteadyMillis(now.0 - now.0 % step + step);
         let from = now.minus(window.millis);
         let axis = TimeAxis { from, millis: window.millis, width: WIDTH };
-        // If the lock had more holders than there are lanes, each client has a lane: an agent's holders are
-        // new with each hold, and so are a service's threads.
         let held = lock.filter(|lock| lock.state != State::Free);
         let now_held = held.map(|lock| lock.holders.as_slice()).unwrap_or_default();
         let ids: HashSet<&str> = now_held
@@ -139,70 +230,17 @@ impl Timeline {
             .chain(window.holds.iter().map(|hold| hold.id.as_str()))
             .collect();
         let by_client = ids.len() > MAX_HOLDERS;
-        let mut lanes: Vec<Lane> = Vec::new();
-        let mut add = |id: &str, waits: bool, bar: Bar| {
-            let client = by_client && !waits;
-            let id = if client { client_of(id) } else { id };
-            match lanes.iter_mut().find(|lane| lane.id == id && lane.waits == waits) {
-                Some(lane) => lane.bars.push(bar),
-                None => lanes.push(Lane {
-                    who: OwnerName::remembered("", id, names).plain(),
-                    id: id.to_owned(),
-                    waits,
-                    bars: vec![bar],
-                    ticks: Vec::new(),
-                }),
-            }
-        };
-        let bar = |since, to, class, words, short| {
-            let (x, end) = (axis.x(since), axis.x(to));
-            Bar { x, width: (end - x).clamp(2, WIDTH), class, words, short }
-        };
-        for holder in now_held {
-            let words = format!("holds it since {}", rfc3339(holder.since.at));
-            add(&holder.id, false, bar(holder.since.at, now, "now", words, "holds it".to_owned()));
-        }
-        let mut past = 0;
-        for hold in window.holds.iter().filter(|hold| hold.to.is_none_or(|to| to >= from)) {
-            let to = hold.to.unwrap_or(now);
-            let lasted = format::short_duration(to.millis_since(hold.since.at));
-            let short = format!("{} after {lasted}", ending_words(hold));
-            let words = format!(
-                "held it from {} for {lasted}, {}",
-                rfc3339(hold.since.at),
-                ending_words(hold)
-            );
-            add(&hold.id, false, bar(hold.since.at, to, class(hold.ended), words, short));
-            past += usize::from(hold.to.is_some());
-        }
-        let waiters = lock.map(|lock| lock.waiters.as_slice()).unwrap_or_default();
-        for waiter in waiters {
-            let words = format!("waits since {}", rfc3339(waiter.since.at));
-            let bar = bar(waiter.since.at, now, "waits", words, "waits".to_owned());
-            add(&waiter.id, true, bar);
-        }
-        if lanes.is_empty() {
+        let mut lanes = Lanes { axis, now, names, by_client, lanes: Vec::new() };
+        lanes.add_holders(now_held);
+        let past = lanes.add_past(&window.holds);
+        lanes.add_waiters(lock.map(|lock| lock.waiters.as_slice()).unwrap_or_default());
+        if lanes.lanes.is_empty() {
             return None;
         }
         let renewals = held.and_then(|lock| lock.renewals.as_deref());
-        let renewed = renewals.map(|renewals| {
-            // A time to live that several holders share does not show which holder renewed it.
-            let marked: Vec<SteadyMillis> = match now_held {
-                [_] => renewals.latest().filter(|at| *at >= from).collect(),
-                _ => Vec::new(),
-            };
-            let ticks: Vec<u64> = marked.iter().map(|at| axis.x(*at)).collect();
-            let dense = ticks.windows(2).any(|pair| pair[1] - pair[0] < MIN_BETWEEN);
-            let words = renewed_words(renewals, now_held.len(), marked.len(), dense);
-            let ticks = if dense { Vec::new() } else { ticks };
-            let are_there = !ticks.is_empty();
-            if let Some(lane) = lanes.first_mut() {
-                lane.ticks = ticks;
-            }
-            (words, are_there)
-        });
+        let renewed = renewals.map(|renewals| lanes.mark_renewals(renewals, now_held.len()));
         let (mut holders, mut waiters): (Vec<Lane>, Vec<Lane>) =
-            lanes.into_iter().partition(|lane| !lane.waits);
+            lanes.lanes.into_iter().partition(|lane| !lane.waits);
         let who = if by_client { ("client", "clients") } else { ("holder", "holders") };
         let waiting = lock.map_or(0, |lock| lock.waiting).max(waiters.len() as u64);
         let least = lock.map_or("", |lock| if lock.waiters_exact { "" } else { "at least " });
@@ -327,11 +365,11 @@ mod tests {
     use super::super::super::tests::fixtures::{held, holder};
     use super::super::tests::hold;
     use super::*;
-    use crate::model::types::{HolderView, Since};
+    use crate::model::types::Since;
 
     const NOW: SteadyMillis = SteadyMillis(10_000_000);
 
-    fn window(holds: Vec<crate::model::types::PastHoldView>) -> PastWindow {
+    fn window(holds: Vec<PastHoldView>) -> PastWindow {
         PastWindow { millis: 1_000_000, holds, kept: true, chosen: None, at: None }
     }
 
@@ -358,11 +396,7 @@ mod tests {
 
     #[test]
     fn every_part_leads_to_its_instant() {
-        let lasting = crate::model::types::PastHoldView {
-            to: None,
-            ended: None,
-            ..hold("b", 9_500_000, 0, "released")
-        };
+        let lasting = PastHoldView { to: None, ended: None, ..hold("b", 9_500_000, 0, "released") };
         let window = window(vec![lasting, hold("a", 9_100_000, 9_200_000, "ran_out")]);
         let timeline =
             Timeline::new(None, &window, NOW, Vec::new(), &OwnerNames::default()).unwrap();
