@@ -309,27 +309,9 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             Err(error) => mistakes.push(raw.mistake("group", error)),
         }
     }
-    let history = raw.values.history_dir.as_deref();
-    let history = history.map_or(Ok(()), |path| raw.check_data_folder("history_dir", path));
-    mistakes.extend(history.err());
     let access = access::build(&raw, &mut mistakes);
     let agent_keys = access::agent_keys(&raw, &mut mistakes);
-    let has_cluster = deployments
-        .iter()
-        .any(|deployment| matches!(deployment.target, redis::Deployment::Cluster(_)));
-    if raw.values.read_from == ReadFrom::Replica && has_cluster {
-        let why = "not for a cluster: its replicas say of a lock that is moving to another node that there is none";
-        mistakes.push(raw.mistake("read_from", why));
-    }
-    mistakes.extend(raw.check_variables(telemetry::check_traces).err());
-    let listen = raw.values.listen;
-    if let Some(metrics) = raw.values.metrics_listen.filter(|metrics| overlap(*metrics, listen)) {
-        let what = match metrics == listen {
-            true => format!("{metrics} is the same address as --listen"),
-            false => format!("{metrics} and {listen}, the address of --listen, overlap"),
-        };
-        mistakes.push(raw.mistake("metrics_listen", format!("{what}: choose another port")));
-    }
+    check_combinations(&raw, &deployments, &mut mistakes);
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
@@ -379,6 +361,29 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         log: LogSettings { filter: flags.log, format: flags.log_format },
         warnings,
     })
+}
+
+/// Checks settings that depend on others, or on the environment.
+fn check_combinations(raw: &Raw<Flags>, deployments: &[Deployment], mistakes: &mut Vec<String>) {
+    let history = raw.values.history_dir.as_deref();
+    let history = history.map_or(Ok(()), |path| raw.check_data_folder("history_dir", path));
+    mistakes.extend(history.err());
+    let has_cluster = deployments
+        .iter()
+        .any(|deployment| matches!(deployment.target, redis::Deployment::Cluster(_)));
+    if raw.values.read_from == ReadFrom::Replica && has_cluster {
+        let why = "not for a cluster: its replicas say of a lock that is moving to another node that there is none";
+        mistakes.push(raw.mistake("read_from", why));
+    }
+    mistakes.extend(raw.check_variables(telemetry::check_traces).err());
+    let listen = raw.values.listen;
+    if let Some(metrics) = raw.values.metrics_listen.filter(|metrics| overlap(*metrics, listen)) {
+        let what = match metrics == listen {
+            true => format!("{metrics} is the same address as --listen"),
+            false => format!("{metrics} and {listen}, the address of --listen, overlap"),
+        };
+        mistakes.push(raw.mistake("metrics_listen", format!("{what}: choose another port")));
+    }
 }
 
 /// Returns whether a system with default settings lets a program listen on only one of the addresses: the ports are

@@ -162,6 +162,52 @@ impl SourceStatus {
             lag_ms: now.lag.map(millis),
         }
     }
+
+    /// Returns a sentence about what the source does not show in its current state, or `None` if that is nothing.
+    fn limit(&self) -> Option<String> {
+        let limit = match (self.source, self.state()) {
+            (Source::Channels | Source::Subscribers, SourceState::On)
+            | (Source::Identity, SourceState::On | SourceState::Off)
+            // The poll observes the same a little later.
+            | (Source::Keyspace, _)
+            | (Source::Monitor, SourceState::On | SourceState::Behind)
+            | (Source::Poll, SourceState::On | SourceState::Off | SourceState::Paused)
+            | (Source::Operator, _) => return None,
+            (Source::Scan, SourceState::Down | SourceState::Denied) => {
+                "locks under new names are not discovered."
+            }
+            (Source::Scan, _) => match self.pass().round {
+                Some(round) => {
+                    return Some(format!(
+                        "a lock under a new name is discovered within about {} s; \
+                         one that is held for less may show only in its release message.",
+                        round.as_secs() + 1
+                    ));
+                }
+                None => "not all keys have been scanned yet.",
+            },
+            (Source::Channels, _) => {
+                "release messages are not received, so a lock released and acquired again by the same thread looks like \
+                 one long hold, and `stuck` is only suspected."
+            }
+            (Source::Poll, SourceState::Down | SourceState::Denied) => {
+                "known locks are not read; they are shown as of their last reading."
+            }
+            (Source::Poll, SourceState::Behind) => {
+                "known locks are read late; their problems are detected, and cleared, with the same delay."
+            }
+            (Source::Subscribers, _) => {
+                "connections that wait for a release are not counted; only the queues of fair locks show waiters."
+            }
+            (Source::Monitor, _) => {
+                "MONITOR is off, so refused attempts and holds between two readings are not observed."
+            }
+            (Source::Identity, _) => {
+                "it is unknown whether the hosts of holders are still connected; only agents report their holders."
+            }
+        };
+        Some(limit.to_owned())
+    }
 }
 
 /// A watched server.
@@ -480,43 +526,9 @@ impl Sources {
                 .iter()
                 .map(|(deployment, problem)| format!("{deployment}: {problem}.")),
         );
-        let mut of_nodes = Vec::new();
-        for status in self.statuses() {
-            let limit = match (status.source, status.state()) {
-                (Source::Channels | Source::Subscribers, SourceState::On)
-                | (Source::Identity, SourceState::On | SourceState::Off)
-                // The poll observes the same a little later.
-                | (Source::Keyspace, _)
-                | (Source::Monitor, SourceState::On | SourceState::Behind)
-                | (Source::Poll, SourceState::On | SourceState::Off | SourceState::Paused)
-                | (Source::Operator, _) => continue,
-                (Source::Scan, SourceState::Down | SourceState::Denied) => {
-                    "locks under new names are not discovered.".to_owned()
-                }
-                (Source::Scan, _) => match status.pass().round {
-                    Some(round) => format!(
-                        "a lock under a new name is discovered within about {} s; \
-                         one that is held for less may show only in its release message.",
-                        round.as_secs() + 1
-                    ),
-                    None => "not all keys have been scanned yet.".to_owned(),
-                },
-                (Source::Channels, _) => "release messages are not received, so a lock released and acquired again by the same \
-                     thread looks like one long hold, and `stuck` is only suspected."
-                    .to_owned(),
-                (Source::Poll, SourceState::Down | SourceState::Denied) => "known locks are not read; they are shown as of their last reading."
-                    .to_owned(),
-                (Source::Poll, SourceState::Behind) => "known locks are read late; their problems are detected, and cleared, with the same delay."
-                    .to_owned(),
-                (Source::Subscribers, _) => "connections that wait for a release are not counted; only the queues of fair locks show waiters."
-                    .to_owned(),
-                (Source::Monitor, _) => "MONITOR is off, so refused attempts and holds between two readings are not observed."
-                    .to_owned(),
-                (Source::Identity, _) => "it is unknown whether the hosts of holders are still connected; only agents report their holders."
-                    .to_owned(),
-            };
-            of_nodes.push((Arc::clone(&status.deployment), status.node.clone(), limit));
-        }
+        let of_nodes = self.statuses().into_iter().filter_map(|status| {
+            Some((Arc::clone(&status.deployment), status.node.clone(), status.limit()?))
+        });
         limits.extend(merged(of_nodes));
         limits.push(
             "Releases of spin locks, of fair locks without waiters, and on a cluster's sharded channels \
@@ -533,7 +545,7 @@ impl Sources {
 }
 
 /// Merges equal limits of a deployment's nodes into one sentence, since a cluster may have many nodes.
-fn merged(limits: Vec<(Arc<str>, String, String)>) -> Vec<String> {
+fn merged(limits: impl IntoIterator<Item = (Arc<str>, String, String)>) -> Vec<String> {
     let mut merged: Vec<(Arc<str>, Vec<String>, String)> = Vec::new();
     for (deployment, node, limit) in limits {
         let same = merged.iter_mut().find(|(of, _, text)| *of == deployment && *text == limit);

@@ -331,6 +331,11 @@ fn outcome(
         }
         _ => return Err(ReadError::UnexpectedReply("EXEC")),
     };
+    evaluate(job, results)
+}
+
+/// Evaluates the results of the commands of a read.
+fn evaluate(job: &Job, results: Vec<Value>) -> Result<Outcome, ReadError> {
     let mut results = results.into_iter();
     let mut next = || results.next().ok_or(ReadError::UnexpectedReply("EXEC"));
     let (length, ttl) = (next()?, next()?);
