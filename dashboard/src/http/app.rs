@@ -8,7 +8,7 @@ use redisson::LockName;
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
-use super::params::{EventsParams, LockParams, filled, instant, name_of_base64};
+use super::params::{EventsParams, LockParams, instant, name_of_base64, non_blank};
 use super::streams::Streams;
 use super::viewers::Viewers;
 use crate::archive::Reader;
@@ -85,11 +85,11 @@ pub(super) fn span_of(
     params: &EventsParams,
     now: SteadyMillis,
 ) -> Result<(SteadyMillis, SteadyMillis), ApiError> {
-    let from = match filled(params.from.as_deref()) {
+    let from = match non_blank(params.from.as_deref()) {
         Some(from) => instant("from", from, now)?,
         None => now.minus(USUAL_SPAN_MS),
     };
-    let to = filled(params.to.as_deref()).map_or(Ok(now), |to| instant("to", to, now))?;
+    let to = non_blank(params.to.as_deref()).map_or(Ok(now), |to| instant("to", to, now))?;
     if to < from {
         return Err(ApiError::bad_request("`to` is before `from`"));
     }
@@ -266,7 +266,7 @@ impl App {
     /// If an instant is malformed, the two are in the wrong order, or the name is invalid.
     pub fn span(&self, params: &EventsParams, now: SteadyMillis) -> Result<Span, ApiError> {
         let (from, to) = span_of(params, now)?;
-        let name = filled(params.name.as_deref()).map(str::to_owned);
+        let name = non_blank(params.name.as_deref()).map(str::to_owned);
         let lock = if name.is_some() || params.name64.is_some() {
             let EventsParams { deployment, db, name64, .. } = params.clone();
             let lock = LockParams { deployment, db, name, name64, ..LockParams::default() };

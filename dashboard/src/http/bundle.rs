@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::api::SourcesJson;
 use super::app::App;
 use super::error::ApiError;
-use super::params::{LockParams, filled, instant};
+use super::params::{LockParams, instant, non_blank};
 use crate::archive::{EventSearch, Gap, HoldersAt, MAX_EVENTS, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
@@ -69,10 +69,10 @@ pub async fn bundle(
     mut params: LockParams,
     made_by: Option<&str>,
 ) -> Result<Response, ApiError> {
-    params.window = Some(filled(params.window.as_deref()).unwrap_or(USUAL_WINDOW).to_owned());
+    params.window = Some(non_blank(params.window.as_deref()).unwrap_or(USUAL_WINDOW).to_owned());
     let made_at = SteadyMillis::now();
     let at = params.at.take();
-    let at = filled(at.as_deref()).map(|at| instant("at", at, made_at)).transpose()?;
+    let at = non_blank(at.as_deref()).map(|at| instant("at", at, made_at)).transpose()?;
     let page = app.lock_page("", &params, None).await?;
     let then = match at {
         Some(at) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::app::{App, Span, span_of};
 use super::error::ApiError;
-use super::params::{EventsParams, filled, instant, recognizable};
+use super::params::{EventsParams, instant, non_blank, recognizable};
 use crate::archive::{BUCKETS, BadCursor, Density, EventSearch, FoundEvents, Gap, HeldThen};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
@@ -42,7 +42,7 @@ fn strip(from: SteadyMillis, to: SteadyMillis, goes_on: bool) -> (SteadyMillis, 
 fn mistake(params: &EventsParams, now: SteadyMillis) -> Option<(&'static str, String)> {
     let fields = [("from", &params.from), ("to", &params.to), ("at", &params.at)];
     let wrong = fields.into_iter().find_map(|(field, text)| {
-        let text = filled(text.as_deref())?;
+        let text = non_blank(text.as_deref())?;
         instant(field, text, now).err()?;
         let typed = recognizable(text);
         Some((
@@ -150,7 +150,7 @@ impl App {
         if page.kept {
             let search = span.search(params, true, EVENTS)?;
             self.add_stored(&mut page, search, &filter, now).await?;
-            if let Some(at) = filled(params.at.as_deref()) {
+            if let Some(at) = non_blank(params.at.as_deref()) {
                 // The last part of the strip may end in the future.
                 let at = instant("at", at, now)?.min(now);
                 page.then = Some(self.held_at(at, HOLDS, &filter).await?);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::app::App;
 use super::error::ApiError;
-use super::params::{LockParams, OwnerParams, filled, instant};
+use super::params::{LockParams, OwnerParams, instant, non_blank};
 use crate::archive::EventSearch;
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView, Snapshot};
@@ -57,7 +57,7 @@ fn summary(snapshot: &Snapshot) -> (Summary, Vec<Arc<LockView>>) {
 
 /// Parses the window of a lock's timeline, which ends now or surrounds an instant.
 fn past_window(window: Option<&str>, at: Option<SteadyMillis>) -> Result<PastWindow, ApiError> {
-    let chosen = filled(window);
+    let chosen = non_blank(window);
     let millis = match chosen {
         None => WINDOW_MS,
         Some(text) => humantime::parse_duration(text.trim())
@@ -85,7 +85,7 @@ impl App {
         subject: Option<Subject>,
     ) -> Result<LockPage, ApiError> {
         let (id, now) = (self.lock_id(params)?, SteadyMillis::now());
-        let at = filled(params.at.as_deref()).map(|at| instant("at", at, now)).transpose()?;
+        let at = non_blank(params.at.as_deref()).map(|at| instant("at", at, now)).transpose()?;
         let then = match at {
             Some(at) => Some(self.lock_then(&id, at).await?),
             None => None,

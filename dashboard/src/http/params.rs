@@ -54,7 +54,7 @@ impl ListParams {
     /// # Errors
     /// If the list cannot be sorted by the word.
     pub fn sort<T: Listed>(&self) -> Result<&'static str, ApiError> {
-        let Some(word) = given(self.sort.as_deref()) else { return Ok(T::SORTS[0]) };
+        let Some(word) = non_empty(self.sort.as_deref()) else { return Ok(T::SORTS[0]) };
         T::SORTS.iter().find(|sort| **sort == word).copied().ok_or_else(|| {
             let known = T::SORTS.join(", ");
             ApiError::bad_request(format!("`sort` is not understood: expected one of {known}"))
@@ -66,7 +66,7 @@ impl ListParams {
     /// # Errors
     /// If the list cannot be grouped by the word.
     pub fn by<T: Listed>(&self) -> Result<&'static str, ApiError> {
-        let Some(word) = given(self.by.as_deref()) else { return Ok(T::GROUPINGS[0]) };
+        let Some(word) = non_empty(self.by.as_deref()) else { return Ok(T::GROUPINGS[0]) };
         T::GROUPINGS.iter().find(|by| **by == word).copied().ok_or_else(|| {
             ApiError::bad_request(match T::GROUPINGS {
                 [_] => "`by` is not a parameter of this list: only owners are grouped".to_owned(),
@@ -80,7 +80,7 @@ impl ListParams {
     /// # Errors
     /// If the word is neither `yes` nor `no`, or the list has no such counts.
     pub fn facets<T: Listed>(&self) -> Result<bool, ApiError> {
-        match given(self.facets.as_deref()) {
+        match non_empty(self.facets.as_deref()) {
             None | Some("no") => Ok(false),
             Some("yes") if T::FACETS => Ok(true),
             Some("yes") => Err(ApiError::bad_request("only the list of locks has `facets`")),
@@ -99,7 +99,7 @@ impl ListParams {
     /// Returns the cursor, or `None` on the first page.
     #[must_use]
     pub fn cursor(&self) -> Option<&str> {
-        given(self.cursor.as_deref())
+        non_empty(self.cursor.as_deref())
     }
 }
 
@@ -108,7 +108,7 @@ impl ListParams {
 /// # Errors
 /// If the word is neither `asc` nor `desc`.
 pub fn order(text: Option<&str>, default: Order) -> Result<Order, ApiError> {
-    let Some(word) = given(text) else { return Ok(default) };
+    let Some(word) = non_empty(text) else { return Ok(default) };
     Order::parse(word)
         .ok_or_else(|| ApiError::bad_request("`order` is not understood: expected asc or desc"))
 }
@@ -129,14 +129,14 @@ pub fn required_instant(
     instant(key, text, now)
 }
 
-/// Returns a parameter's value. An empty value counts as absent.
-fn given(text: Option<&str>) -> Option<&str> {
+/// Returns the text, or `None` if it is empty.
+fn non_empty(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }
 
-/// Returns the text of a field. A text of only blanks counts as absent.
+/// Returns the text, or `None` if it consists of blanks.
 #[must_use]
-pub fn filled(text: Option<&str>) -> Option<&str> {
+pub fn non_blank(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.trim().is_empty())
 }
 
