@@ -25,7 +25,7 @@ struct Options {
     /// The address of your dashboard; without it the alerts have no link to a page
     #[arg(long, value_name = "URL", value_parser = base)]
     dashboard_url: Option<String>,
-    /// The address under which you publish docs/runbooks; without it the alerts have no link to a runbook
+    /// The address of docs/runbooks in your published copy of docs; without it the alerts have no link to a runbook
     #[arg(long, value_name = "URL", value_parser = base)]
     runbook_url: Option<String>,
 }

@@ -36,23 +36,7 @@ pub(super) struct Built {
 
 pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
     let flags = &raw.values;
-    let tls = match (&flags.tls_cert, &flags.tls_key) {
-        (Some(certificate), Some(key)) => {
-            if let Err(error) = ServerTls::check(certificate, key) {
-                mistakes.push(raw.mistake("tls_cert", error));
-            }
-            Some((certificate.clone(), key.clone()))
-        }
-        (None, None) => None,
-        (Some(_), None) => {
-            mistakes.push(raw.mistake("tls_cert", "it needs --tls-key too"));
-            None
-        }
-        (None, Some(_)) => {
-            mistakes.push(raw.mistake("tls_key", "it needs --tls-cert too"));
-            None
-        }
-    };
+    let tls = tls(raw, mistakes);
     let secrets = [
         ("tls_key", &flags.tls_key),
         ("auth_token_file", &flags.auth_token_file),
@@ -110,6 +94,27 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
     Built { access: Access { proxies_only, ..access }, tls }
 }
 
+/// Returns the files of the certificate and its key.
+fn tls(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<(PathBuf, PathBuf)> {
+    match (&raw.values.tls_cert, &raw.values.tls_key) {
+        (Some(certificate), Some(key)) => {
+            if let Err(error) = ServerTls::check(certificate, key) {
+                mistakes.push(raw.mistake("tls_cert", error));
+            }
+            Some((certificate.clone(), key.clone()))
+        }
+        (None, None) => None,
+        (Some(_), None) => {
+            mistakes.push(raw.mistake("tls_cert", "it needs --tls-key too"));
+            None
+        }
+        (None, Some(_)) => {
+            mistakes.push(raw.mistake("tls_key", "it needs --tls-cert too"));
+            None
+        }
+    }
+}
+
 fn tokens(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<TokenFile> {
     let opened = TokenFile::open(raw.values.auth_token_file.clone()?);
     let report = |errors: Vec<String>| {
@@ -155,7 +160,7 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
             Ok(network) => networks.push(network),
             Err(_) => mistakes.push(raw.mistake(
                 "trusted_proxy",
-                format!("`{text}` is no address: expected such as 10.0.0.7 or 10.0.0.0/24"),
+                format!("`{text}` is not an address: expected for example 10.0.0.7 or 10.0.0.0/24"),
             )),
         }
     }

@@ -227,7 +227,7 @@ fn unknown_key<T: Term>(key: &str, value: &str) -> Option<FilterError> {
     let meant = T::MEANT.iter().find(|(word, _)| *word == lower).map(|(_, meant)| *meant);
     let meant = meant.or_else(|| T::KEYS.iter().find(near).copied())?;
     Some(FilterError(format!(
-        "`{key}:` is no term of the filter: did you mean {meant}:{value}? To search for it in names, write \"{key}:{value}\" in quotes"
+        "`{key}:` is not a term of the filter: did you mean {meant}:{value}? To search for it in names, write \"{key}:{value}\" in quotes"
     )))
 }
 

@@ -413,7 +413,7 @@ pub enum Subject {
         /// The instant at which Redis was queried.
         read_at: SteadyMillis,
     },
-    /// There is such a key, but it is no lock. The sentence describes the key.
+    /// There is such a key, but it is not a lock. The sentence describes the key.
     NoLock(String),
     /// The key could not be read. The sentence gives the reason.
     Unreadable(String),

@@ -77,7 +77,7 @@ pub(super) async fn read_offer(app: &App, id: &LockId) -> Result<Offer, String> 
     let asked = now();
     let ReadingReply { read_at, reading } = app.read_now(id).await?;
     if let Reading::Other(what) = &reading {
-        return Err(format!("There is a key of this name, but it is no lock: it is {what}."));
+        return Err(format!("There is a key of this name, but it is not a lock: it is {what}."));
     }
     let known = app.hub.snapshot().get(id).cloned();
     let Some(view) = known else {
