@@ -98,10 +98,12 @@ impl Task {
     }
 
     async fn converse(&self, wire: Wire, mut route: Route) -> End {
-        tokio::select! {
+        let end = tokio::select! {
             end = Session::new(self, wire).run() => end,
             reason = self.endpoint.left(&mut route) => End::Broken(reason.to_owned()),
-        }
+        };
+        self.wanted.stop();
+        end
     }
 
     /// Delivers an event. A slow receiver slows the reading and loses nothing.

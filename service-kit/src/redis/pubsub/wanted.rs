@@ -44,7 +44,8 @@ pub(super) struct Wanted {
 #[derive(Debug, Default)]
 struct Sets {
     wanted: HashSet<Topic>,
-    changed: HashSet<Topic>,
+    /// `None` without a connection, which would have to be sent everything wanted.
+    changed: Option<HashSet<Topic>>,
 }
 
 impl Wanted {
@@ -64,9 +65,11 @@ impl Wanted {
         let mut sets = self.lock();
         for topic in topics {
             apply(&mut sets, &topic);
-            sets.changed.insert(topic);
+            if let Some(changed) = &mut sets.changed {
+                changed.insert(topic);
+            }
         }
-        let any = !sets.changed.is_empty();
+        let any = sets.changed.as_ref().is_some_and(|changed| !changed.is_empty());
         drop(sets);
         if any {
             self.changed.notify_one();
@@ -84,14 +87,18 @@ impl Wanted {
     /// Turns everything wanted into changes, for a new connection.
     pub(super) fn start_over(&self) {
         let mut sets = self.lock();
-        let Sets { wanted, changed } = &mut *sets;
-        changed.clone_from(wanted);
+        sets.changed = Some(sets.wanted.clone());
+    }
+
+    /// Drops the changes at the end of a connection.
+    pub(super) fn stop(&self) {
+        self.lock().changed = None;
     }
 
     /// Takes at most `most` changes.
     pub(super) fn take_changes(&self, most: usize) -> Vec<Change> {
         let mut sets = self.lock();
-        let Sets { wanted, changed } = &mut *sets;
+        let Sets { wanted, changed: Some(changed) } = &mut *sets else { return Vec::new() };
         let taken: Vec<Topic> = if changed.len() <= most {
             changed.drain().collect()
         } else {
@@ -126,6 +133,7 @@ mod tests {
     #[test]
     fn successive_changes_of_a_topic_are_merged() {
         let wanted = Wanted::default();
+        wanted.start_over();
         wanted.add(topics(0..2));
         wanted.remove(topics(1..2));
         wanted.add(topics(1..2));
@@ -141,6 +149,7 @@ mod tests {
     #[test]
     fn changes_are_taken_in_batches_and_start_over_on_a_new_connection() {
         let wanted = Wanted::default();
+        wanted.start_over();
         wanted.add(topics(0..1000));
         assert_eq!(wanted.take_changes(400).len(), 400);
         assert_eq!(wanted.take_changes(1000).len(), 600);
@@ -149,5 +158,24 @@ mod tests {
         let changes = wanted.take_changes(2000);
         assert_eq!(changes.len(), 900);
         assert!(changes.iter().all(|change| change.wanted));
+    }
+
+    #[test]
+    fn topics_that_come_and_go_without_a_connection_leave_nothing() {
+        let wanted = Wanted::default();
+        let come_and_go = || {
+            wanted.add(topics(0..100));
+            wanted.remove(topics(0..99));
+            let sets = wanted.lock();
+            (sets.wanted.len(), sets.changed.as_ref().map_or(0, HashSet::len))
+        };
+        assert_eq!(come_and_go(), (1, 0), "before the first connection");
+        wanted.start_over();
+        assert_eq!(come_and_go(), (1, 100));
+        wanted.stop();
+        assert_eq!(come_and_go(), (1, 0), "between two connections");
+        wanted.start_over();
+        let change = Change { topic: Topic::Channel(b"99".to_vec()), wanted: true };
+        assert_eq!(wanted.take_changes(10), [change]);
     }
 }
