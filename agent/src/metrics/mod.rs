@@ -2,8 +2,9 @@
 
 mod apply;
 mod oldest;
+mod servers;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -43,9 +44,6 @@ pub(crate) const LOST: &str = "lost";
 /// The reason labels of a connection above the limit of all sessions, and of one above that of its user.
 pub(crate) const TOO_MANY_SESSIONS: &str = "max_sessions";
 pub(crate) const TOO_MANY_SESSIONS_OF_USER: &str = "max_sessions_of_user";
-
-/// The answers of a server of red locks to an attempt.
-const VOTES: [&str; 4] = ["granted", "refused", "unfit", "silent"];
 
 const RESUME_OUTCOMES: [&str; 6] = ["resumed", "lapsed", "alive", "gone", "refused", "unconfirmed"];
 
@@ -114,6 +112,8 @@ pub struct Metrics {
     /// 1 for servers that may evict locks when their memory is full.
     pub(crate) redis_evicts: IntGaugeVec,
     redis_server_info: IntGaugeVec,
+    /// The servers that are no longer in use and still have counters, oldest first.
+    gone_servers: Mutex<VecDeque<String>>,
     /// The name shared by all agents of one set of locks.
     deployment: String,
     pub(crate) redis_seconds: HistogramVec,
@@ -313,6 +313,7 @@ impl Metrics {
                 "The server whose locks this agent takes; the value is 1.",
                 &["deployment", "node", "run_id"],
             )?,
+            gone_servers: Mutex::default(),
             deployment: deployment.to_owned(),
             redis_seconds: make.histograms(
                 "redis_seconds",
@@ -406,54 +407,6 @@ impl Metrics {
             _ => "other",
         };
         self.hold_seconds.with_label_values(&[&**group, label]).observe(held.as_secs_f64());
-    }
-
-    /// Creates the metrics of a server at 0.
-    pub(crate) fn server(&self, node: &str, red: bool) {
-        self.redis_up.with_label_values(&[node]).set(0);
-        self.reconnects.with_label_values(&[node]);
-        self.master_changes.with_label_values(&[node]);
-        for error in [UNSENT, LOST] {
-            self.redis_errors.with_label_values(&[node, error]);
-        }
-        for vote in VOTES.into_iter().filter(|_| red) {
-            self.red_votes.with_label_values(&[node, vote]);
-        }
-    }
-
-    /// Removes the gauges, but not the counters, of a server that is no longer in use.
-    pub(crate) fn server_gone(&self, node: &str) {
-        // A server that was never connected lacks some of them.
-        self.redis_up.remove_label_values(&[node]).ok();
-        self.redis_evicts.remove_label_values(&[node]).ok();
-        self.replicas_acknowledged.remove_label_values(&[node]).ok();
-    }
-
-    /// Exports which server a connection leads to, in place of `before`.
-    pub(crate) fn server_known(&self, node: &str, before: Option<&str>, run_id: &str) {
-        if let Some(before) = before {
-            self.redis_server_info.remove_label_values(&[&self.deployment, node, before]).ok();
-        }
-        self.redis_server_info.with_label_values(&[&*self.deployment, node, run_id]).set(1);
-    }
-
-    /// Creates the metrics of batches that replicas of a server must confirm at 0.
-    pub(crate) fn replicated_server(&self, node: &str) {
-        for (batch, outcome) in [
-            ("grants", "confirmed"),
-            ("grants", "unconfirmed"),
-            ("renewals", "confirmed"),
-            ("renewals", "unconfirmed"),
-        ] {
-            self.replica_batches.with_label_values(&[node, batch, outcome]);
-        }
-        self.replicas_acknowledged.with_label_values(&[node]).set(0);
-    }
-
-    /// Counts a batch of scripts that replicas had to confirm, and records how many did.
-    pub(crate) fn on_replica_batch(&self, node: &str, batch: &str, outcome: &str, replicas: u32) {
-        self.replica_batches.with_label_values(&[node, batch, outcome]).inc();
-        self.replicas_acknowledged.with_label_values(&[node]).set(i64::from(replicas));
     }
 
     fn lost(&self, group: &str, why: End) {

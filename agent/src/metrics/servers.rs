@@ -1,0 +1,132 @@
+//! The metrics of each Redis server.
+
+use prometheus::core::Collector;
+use prometheus::proto::Metric;
+
+use super::{LOST, Metrics, UNSENT, lock};
+
+/// The most servers that are no longer in use whose counters stay. The nodes of a cluster may get other addresses with
+/// each restart.
+const MAX_GONE: usize = 16;
+
+/// The answers of a server of red locks to an attempt.
+const VOTES: [&str; 4] = ["granted", "refused", "unfit", "silent"];
+
+/// The batches that replicas of a server must confirm, with their outcomes.
+const BATCHES: [(&str, &str); 4] = [
+    ("grants", "confirmed"),
+    ("grants", "unconfirmed"),
+    ("renewals", "confirmed"),
+    ("renewals", "unconfirmed"),
+];
+
+impl Metrics {
+    /// Creates the metrics of a server at 0.
+    pub(crate) fn server(&self, node: &str, red: bool) {
+        lock(&self.gone_servers).retain(|gone| gone != node);
+        self.redis_up.with_label_values(&[node]).set(0);
+        self.reconnects.with_label_values(&[node]);
+        self.master_changes.with_label_values(&[node]);
+        for error in [UNSENT, LOST] {
+            self.redis_errors.with_label_values(&[node, error]);
+        }
+        for vote in VOTES.into_iter().filter(|_| red) {
+            self.red_votes.with_label_values(&[node, vote]);
+        }
+    }
+
+    /// Removes the gauges of a server that is no longer in use. Its counters stay for later scrapes until [`MAX_GONE`] more
+    /// servers are gone.
+    pub(crate) fn server_gone(&self, node: &str) {
+        // A server that was never connected lacks some of them.
+        self.redis_up.remove_label_values(&[node]).ok();
+        self.redis_evicts.remove_label_values(&[node]).ok();
+        self.replicas_acknowledged.remove_label_values(&[node]).ok();
+        let mut gone = lock(&self.gone_servers);
+        gone.push_back(node.to_owned());
+        let oldest = if gone.len() > MAX_GONE { gone.pop_front() } else { None };
+        drop(gone);
+        if let Some(oldest) = oldest {
+            self.remove_counters(&oldest);
+        }
+    }
+
+    fn remove_counters(&self, node: &str) {
+        // It may lack some of them.
+        self.reconnects.remove_label_values(&[node]).ok();
+        self.master_changes.remove_label_values(&[node]).ok();
+        for (batch, outcome) in BATCHES {
+            self.replica_batches.remove_label_values(&[node, batch, outcome]).ok();
+        }
+        for family in self.redis_errors.collect() {
+            for labels in family.get_metric().iter().map(Metric::get_label) {
+                let value = |name| labels.iter().find(|pair| pair.name() == name);
+                if value("node").is_some_and(|pair| pair.value() == node)
+                    && let Some(error) = value("error")
+                {
+                    self.redis_errors.remove_label_values(&[node, error.value()]).ok();
+                }
+            }
+        }
+    }
+
+    /// Exports which server a connection leads to, in place of `before`.
+    pub(crate) fn server_known(&self, node: &str, before: Option<&str>, run_id: &str) {
+        if let Some(before) = before {
+            self.redis_server_info.remove_label_values(&[&self.deployment, node, before]).ok();
+        }
+        self.redis_server_info.with_label_values(&[&*self.deployment, node, run_id]).set(1);
+    }
+
+    /// Creates the metrics of batches that replicas of a server must confirm at 0.
+    pub(crate) fn replicated_server(&self, node: &str) {
+        for (batch, outcome) in BATCHES {
+            self.replica_batches.with_label_values(&[node, batch, outcome]);
+        }
+        self.replicas_acknowledged.with_label_values(&[node]).set(0);
+    }
+
+    /// Counts a batch of scripts that replicas had to confirm, and records how many did.
+    pub(crate) fn on_replica_batch(&self, node: &str, batch: &str, outcome: &str, replicas: u32) {
+        self.replica_batches.with_label_values(&[node, batch, outcome]).inc();
+        self.replicas_acknowledged.with_label_values(&[node]).set(i64::from(replicas));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::{Registry, TextEncoder};
+
+    use super::*;
+
+    #[test]
+    fn servers_that_never_return_leave_a_bounded_number_of_series() {
+        let registry = Registry::new();
+        let metrics = Metrics::new(&registry, "default").unwrap();
+        let exported = |node: &str| {
+            let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+            text.matches(&format!("node=\"{node}\"")).count()
+        };
+        let address = |number: usize| format!("10.0.0.{number}:6379");
+        let serve = |number: usize| {
+            let node = address(number);
+            metrics.server(&node, false);
+            metrics.replicated_server(&node);
+            metrics.redis_up.with_label_values(&[&*node]).set(1);
+            metrics.redis_errors.with_label_values(&[&*node, "READONLY"]).inc();
+            exported(&node)
+        };
+        let in_use = serve(0);
+        metrics.server_gone(&address(0));
+        let counters = exported(&address(0));
+        assert!(counters > 5 && counters < in_use, "{counters} of {in_use}");
+        serve(0);
+        for number in 1..=MAX_GONE {
+            serve(number);
+            metrics.server_gone(&address(number));
+        }
+        assert_eq!((exported(&address(0)), exported(&address(1))), (in_use, counters));
+        metrics.server_gone(&address(0));
+        assert_eq!((exported(&address(0)), exported(&address(1))), (counters, 0));
+    }
+}
