@@ -46,6 +46,8 @@ const FILE: &str = "history.db";
 const PRIVATE: u32 = 0o600;
 /// The most bytes that rows may need. The file is a little larger.
 const MAX_BYTES: u64 = 256 * 1024 * 1024;
+/// The most names of owners that are stored, and that the next run restores.
+const MAX_NAMES: usize = 25_000;
 /// The age from which entries are removed.
 const MAX_AGE_MS: u64 = 7 * 24 * 3_600_000;
 

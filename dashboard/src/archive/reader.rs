@@ -10,6 +10,7 @@ use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::MAX_NAMES;
 use super::writer::stored;
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::RestoredLock;
@@ -28,8 +29,6 @@ const MAX_RESTORED_PER_LOCK: usize = 64;
 const MAX_RESTORED_ROWS: usize = 500_000;
 /// The time after a start within which an acknowledged problem must be found again to count as the same.
 const FOUND_AGAIN_MS: u64 = 600_000;
-/// The most names of owners that the next run restores.
-const MAX_NAMES: usize = 25_000;
 /// The most gaps in one answer.
 const MAX_GAPS: usize = 1_000;
 

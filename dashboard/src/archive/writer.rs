@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::{MAX_AGE_MS, MAX_BYTES};
+use super::{MAX_AGE_MS, MAX_BYTES, MAX_NAMES};
 use crate::clock::{self, SteadyMillis};
 use crate::model::types::{
     Acknowledgement, ArchiveEntry, Certainty, HolderField, LockId, OperatorAction, PastHold,
@@ -166,6 +166,7 @@ impl Table {
         transaction.commit()?;
         if prune {
             self.prune(now)?;
+            self.limit_names()?;
         }
         self.limit_size(prune)
     }
@@ -211,6 +212,13 @@ impl Table {
         self.connection.execute("DELETE FROM span WHERE alive < ?1", [oldest])?;
         self.connection.execute("DELETE FROM owner WHERE seen < ?1", [oldest])?;
         Ok(())
+    }
+
+    /// Removes the oldest names of owners beyond [`MAX_NAMES`]. Each hold may have another one.
+    fn limit_names(&self) -> rusqlite::Result<()> {
+        let remove = "DELETE FROM owner WHERE rowid IN
+            (SELECT rowid FROM owner ORDER BY seen DESC LIMIT -1 OFFSET ?1)";
+        self.connection.execute(remove, [MAX_NAMES]).map(drop)
     }
 
     /// Removes some of the oldest rows if all rows together need too much space, and releases free pages if `vacuum` is
@@ -509,6 +517,31 @@ mod tests {
         assert_eq!(flood("force_released", 1), (0, 1_000));
         assert_eq!(flood("release_rejected", 9), (0, 1_000), "the others stay");
         flood("acknowledged", 9);
+    }
+
+    #[test]
+    fn the_names_of_holders_that_never_return_leave_room_for_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let limit = 12 * MIB;
+        let mut table = table(folder.path(), limit);
+        write(&mut table, &holds(0..1_000));
+        let (batch, now) = (MAX_NAMES as u64, SteadyMillis(1_000_000));
+        for i in 0..6 {
+            let named = |n: u64| ArchiveEntry::Named {
+                owner: id(n).to_string(),
+                name: "python3@web-7".to_owned(),
+                at: SteadyMillis(n),
+            };
+            let names: Vec<_> = (i * batch..(i + 1) * batch).map(named).collect();
+            table.write(&names, 0, true, now).unwrap();
+        }
+        let of = |query: &str| -> i64 {
+            table.connection.query_row(query, [], |row| row.get(0)).unwrap()
+        };
+        assert_eq!(of("SELECT count(*) FROM owner"), i64::try_from(MAX_NAMES).unwrap());
+        assert_eq!(of("SELECT min(seen) FROM owner"), stored(SteadyMillis(5 * batch)));
+        assert_eq!(of("SELECT count(*) FROM hold"), 1_000);
+        assert!(size(&table) < limit, "{} bytes", size(&table));
     }
 
     #[test]
