@@ -231,16 +231,19 @@ fn start(
     let mut model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
     let mut archived = None;
     let mut archive_sender: Option<archive::ArchiveSender> = None;
+    let mut archive_writer = None;
     if let Some(archive::Archive { sender, writer, reader }) = history {
         let restored = reader.restored().context("cannot read the history")?;
         model.restore(restored, SteadyMillis::now());
         for (owner, name) in reader.owner_names().context("cannot read the history")? {
             model.names().record(&owner, &name);
         }
-        shutdown.spawn("history", writer.run());
-        (archived, archive_sender) = (Some(reader), Some(sender));
+        (archived, archive_sender, archive_writer) = (Some(reader), Some(sender), Some(writer));
     }
     let (task, model, hub, batches) = actor::new(model, &scopes);
+    if let Some(writer) = archive_writer {
+        shutdown.spawn("history", writer.run(Arc::clone(&hub)));
+    }
     let sources = sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown);
     let listener: ModelMetrics =
         exporter::register(registry, &hub, &sources, config.lock_names_in_metrics)?

@@ -5,6 +5,7 @@
 
 mod density;
 mod instant;
+mod missed;
 mod patience;
 mod place;
 mod reader;

@@ -3,6 +3,8 @@ use std::sync::atomic::Ordering;
 use redisson::{ClientId, HolderId, LockName};
 
 use super::*;
+use crate::model::actor::Hub;
+use crate::model::owner_names::OwnerNames;
 use crate::model::types::{Certainty, Ending, EventFields, LockId, PastHold, ProblemKind, Since};
 
 fn id(thread: i64) -> HolderId {
@@ -25,6 +27,11 @@ fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> ArchiveEntry {
     )
 }
 
+/// Returns a hub that has published nothing.
+fn no_locks() -> Arc<Hub> {
+    Arc::new(Hub::new(OwnerNames::default()))
+}
+
 /// Writes entries and returns a reader.
 async fn written(
     folder: &Path,
@@ -34,7 +41,7 @@ async fn written(
     let Archive { sender, writer, reader } = open(folder, SteadyMillis(now)).await.unwrap();
     entries.into_iter().for_each(|entry| sender.send(entry));
     drop(sender);
-    writer.run().await;
+    writer.run(no_locks()).await;
     reader
 }
 
@@ -360,7 +367,7 @@ async fn entries_without_room_leave_a_gap() {
     }
     assert_eq!(sender.lost.load(Ordering::Relaxed), 10);
     drop(sender);
-    writer.run().await;
+    writer.run(no_locks()).await;
     let gaps = reader.gaps(SteadyMillis(5), SteadyMillis(u64::MAX >> 2)).await.unwrap();
     assert!(
         gaps.iter().any(|gap| gap.from == Some(SteadyMillis(5)) && gap.to.is_some()),

@@ -10,18 +10,20 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use super::missed::Unsure;
 use super::{MAX_AGE_MS, MAX_BYTES, MAX_NAMES};
 use crate::clock::{self, SteadyMillis};
+use crate::model::actor::Hub;
 use crate::model::types::{
     Acknowledgement, ArchiveEntry, Certainty, HolderField, LockId, OperatorAction, PastHold,
-    ProblemKind, Since,
+    ProblemKind, Since, Snapshot,
 };
 
 /// The most entries in one transaction.
 const BATCH: usize = 20_000;
 /// The interval at which entries and the time of observation are written.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The interval at which rows are removed by age, and free pages released.
+/// The interval at which rows are removed by age, missed ends are added, and free pages released.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(60);
 /// The time after a start, or a large step of the wall clock, in which no row is removed by age, in milliseconds. A clock
 /// that is far ahead for a moment would remove everything of earlier runs.
@@ -66,6 +68,10 @@ struct Table {
     settled: SteadyMillis,
     /// The most bytes that rows may need.
     limit: u64,
+    /// True if entries were lost since rows were last removed.
+    has_lost: bool,
+    /// The rows that may lack an end, since entries were lost before that.
+    unsure: Option<Unsure>,
     _lock: File,
 }
 
@@ -80,12 +86,14 @@ impl Writer {
         let span = begin_span(&connection, now)?;
         let (first, set, limit) = (stored(now), clock::set_by(), MAX_BYTES);
         let settled = now.plus(SETTLING_MS);
-        let table = Table { connection, span, first, set, settled, limit, _lock: lock };
+        let (has_lost, unsure) = (false, None);
+        let table =
+            Table { connection, span, first, set, settled, limit, has_lost, unsure, _lock: lock };
         Ok(Self { table, entries, lost })
     }
 
-    /// Writes until all senders have been dropped.
-    pub async fn run(self) {
+    /// Writes until all senders have been dropped. After a loss of entries, the snapshots show what has ended.
+    pub async fn run(self, hub: Arc<Hub>) {
         let Self { mut table, mut entries, lost } = self;
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -95,6 +103,8 @@ impl Writer {
             // The entries of a second share a transaction, since many short transactions would be expensive.
             tick.tick().await;
             loop {
+                // The entries about everything in it have been sent.
+                let snapshot = hub.snapshot();
                 let mut batch = Vec::new();
                 while batch.len() < BATCH {
                     match entries.try_recv() {
@@ -113,7 +123,11 @@ impl Writer {
                 let missed = lost.swap(0, Ordering::Relaxed);
                 // This runs on a separate thread, since it waits for the disk.
                 let written = tokio::task::spawn_blocking(move || {
-                    let written = table.write(&batch, missed, prune, SteadyMillis::now());
+                    let now = SteadyMillis::now();
+                    let mut written = table.write(&batch, missed, prune, now);
+                    if prune && written.is_ok() {
+                        written = table.end_missed(&snapshot, now);
+                    }
                     (table, written)
                 });
                 let Ok((same, written)) = written.await else { return };
@@ -154,6 +168,7 @@ impl Table {
         if lost > 0 {
             tracing::warn!(lost, "history has a gap: too many entries");
             self.span = begin_span(&self.connection, now)?;
+            self.has_lost = true;
         }
         let transaction = self.connection.transaction()?;
         for entry in batch {
@@ -169,6 +184,23 @@ impl Table {
             self.limit_names()?;
         }
         self.limit_size(prune)
+    }
+
+    /// Ends the holds and problems whose end was lost before the previous call. Every entry about the snapshot must have been
+    /// written, or lost.
+    fn end_missed(&mut self, snapshot: &Snapshot, now: SteadyMillis) -> rusqlite::Result<()> {
+        // Until then it lacks locks that an earlier run knew.
+        if !snapshot.complete {
+            return Ok(());
+        }
+        if let Some(unsure) = self.unsure.take() {
+            unsure.end(&mut self.connection, snapshot)?;
+        }
+        if self.has_lost {
+            self.unsure = Some(Unsure::new(&self.connection, now)?);
+            self.has_lost = false;
+        }
+        Ok(())
     }
 
     /// Corrects the rows of this run after the wall clock was set.
@@ -428,7 +460,18 @@ mod tests {
         let connection = schema::open(&folder.join("history.db")).unwrap();
         let span = begin_span(&connection, SteadyMillis(1_000)).unwrap();
         let settled = SteadyMillis(0);
-        Table { connection, span, first: 1_000, set: 0, settled, limit, _lock: lock }
+        let (has_lost, unsure) = (false, None);
+        Table {
+            connection,
+            span,
+            first: 1_000,
+            set: 0,
+            settled,
+            limit,
+            has_lost,
+            unsure,
+            _lock: lock,
+        }
     }
 
     fn lock(at: u64) -> LockId {
@@ -597,6 +640,36 @@ mod tests {
         assert_eq!(began, 1_500);
         table.correct_clock(-500, SteadyMillis(1_005)).unwrap();
         assert_eq!(rows(&table), before);
+    }
+
+    #[test]
+    fn a_hold_whose_end_was_lost_ends_once_the_locks_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut table = table(folder.path(), MAX_BYTES);
+        write(&mut table, &[ArchiveEntry::Began(lock(1), id(1).into(), since(1))]);
+        let now = SteadyMillis(1_000);
+        let mut snapshot = Snapshot::empty();
+        let is_open = |table: &Table| -> bool {
+            let open = "SELECT count(*) FROM hold WHERE ended IS NULL";
+            table.connection.query_row(open, [], |row| row.get(0)).unwrap()
+        };
+        snapshot.complete = true;
+        for _ in 0..3 {
+            table.end_missed(&snapshot, now).unwrap();
+        }
+        assert!(is_open(&table), "nothing was lost");
+        table.write(&[], 1, false, now).unwrap();
+        snapshot.complete = false;
+        for _ in 0..3 {
+            table.end_missed(&snapshot, now).unwrap();
+        }
+        assert!(is_open(&table), "the first scan is not over");
+        snapshot.complete = true;
+        table.end_missed(&snapshot, now).unwrap();
+        assert!(is_open(&table), "its beginning may be unpublished");
+        table.end_missed(&snapshot, now).unwrap();
+        assert!(!is_open(&table));
+        assert!(table.unsure.is_none() && !table.has_lost);
     }
 
     #[test]

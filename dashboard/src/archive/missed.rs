@@ -1,0 +1,117 @@
+//! Ends that the history has missed. When entries were lost, holds and problems may be over whose rows have no end.
+
+use rusqlite::{Connection, Row, params};
+
+use super::reader::lock;
+use super::writer::stored;
+use crate::clock::SteadyMillis;
+use crate::model::types::{LockView, Snapshot};
+
+/// The rows that may lack an end.
+#[derive(Debug)]
+pub(super) struct Unsure {
+    at: SteadyMillis,
+    last_hold: i64,
+    last_problem: i64,
+}
+
+impl Unsure {
+    /// Returns the present rows, after entries were lost.
+    pub(super) fn new(connection: &Connection, at: SteadyMillis) -> rusqlite::Result<Self> {
+        let last = |table: &str| {
+            let query = format!("SELECT coalesce(max(rowid), 0) FROM {table}");
+            connection.query_row(&query, [], |row| row.get(0))
+        };
+        Ok(Self { at, last_hold: last("hold")?, last_problem: last("problem")? })
+    }
+
+    /// Ends the holds and problems that a snapshot no longer has. The snapshot has those of all these rows that last, so it
+    /// must be later by more than the time for which a change may be unpublished.
+    pub(super) fn end(self, connection: &mut Connection, now: &Snapshot) -> rusqlite::Result<()> {
+        let Self { at, last_hold, last_problem } = self;
+        let transaction = connection.transaction()?;
+        let is_held = |lock: &LockView, holder: &str| lock.holders.iter().any(|h| *h.id == *holder);
+        let holds = "SELECT rowid, deployment, db, name, holder FROM hold WHERE ended IS NULL AND rowid <= ?1";
+        for row in over(&transaction, holds, last_hold, now, is_held)? {
+            let end = "UPDATE hold SET ended = max(began, ?2), how = 'unseen' WHERE rowid = ?1";
+            transaction.execute(end, params![row, stored(at)])?;
+        }
+        let has = |lock: &LockView, problem: &str| {
+            lock.problems.iter().any(|known| known.problem.as_str() == problem)
+        };
+        let problems = "SELECT rowid, deployment, db, name, problem FROM problem WHERE cleared IS NULL AND rowid <= ?1";
+        for row in over(&transaction, problems, last_problem, now, has)? {
+            let end = "UPDATE problem SET cleared = max(began, ?2) WHERE rowid = ?1";
+            transaction.execute(end, params![row, stored(at)])?;
+        }
+        transaction.commit()
+    }
+}
+
+/// Returns the rows of a query whose locks lack what the row describes.
+fn over(
+    connection: &Connection,
+    query: &str,
+    last: i64,
+    now: &Snapshot,
+    lasts: impl Fn(&LockView, &str) -> bool,
+) -> rusqlite::Result<Vec<i64>> {
+    let is_over = |row: &Row<'_>| -> rusqlite::Result<bool> {
+        let (lock, subject) = (lock(row, 1)?, row.get::<_, String>(4)?);
+        Ok(!lock.and_then(|id| now.get(&id)).is_some_and(|lock| lasts(lock, &subject)))
+    };
+    let mut query = connection.prepare(query)?;
+    let mut rows = query.query([last])?;
+    let mut over = Vec::new();
+    while let Some(row) = rows.next()? {
+        if is_over(row)? {
+            over.push(row.get(0)?);
+        }
+    }
+    Ok(over)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema;
+    use super::*;
+    use crate::model::types::ProblemKind;
+    use crate::query::fixtures::{leaked, lock as lock_view, published};
+
+    #[test]
+    fn rows_of_holds_and_problems_that_are_over_get_their_missed_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut connection = schema::open(&folder.path().join("history.db")).unwrap();
+        let mut view = lock_view("a");
+        view.problems.push(leaked());
+        let holder = view.holders[0].id.to_string();
+        let add = |connection: &Connection, name: &str, holder: &str, problem: ProblemKind| {
+            let hold = "INSERT INTO hold VALUES ('main', 0, ?1, ?2, 1000, 1, NULL, NULL)";
+            connection.execute(hold, params![name.as_bytes(), holder]).unwrap();
+            let row = "INSERT INTO problem VALUES ('main', 0, ?1, ?2, 'certain', 1000, NULL)";
+            connection.execute(row, params![name.as_bytes(), problem.as_str()]).unwrap();
+        };
+        add(&connection, "a", &holder, ProblemKind::Leaked);
+        add(&connection, "a", "another", ProblemKind::Stuck);
+        add(&connection, "gone", &holder, ProblemKind::Leaked);
+        let unsure = Unsure::new(&connection, SteadyMillis(5_000)).unwrap();
+        // It began after the snapshot.
+        add(&connection, "new", &holder, ProblemKind::Leaked);
+        unsure.end(&mut connection, &published([view]).snapshot).unwrap();
+        let rows = |query: &str| -> Vec<(String, Option<i64>)> {
+            let mut rows = connection.prepare(query).unwrap();
+            let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+            rows.map(Result::unwrap).collect()
+        };
+        let over = Some(stored(SteadyMillis(5_000)));
+        let expected = [("a", None), ("a", over), ("gone", over), ("new", None)];
+        let expected = expected.map(|(name, end)| (name.to_owned(), end));
+        assert_eq!(rows("SELECT CAST(name AS TEXT), ended FROM hold ORDER BY rowid"), expected);
+        assert_eq!(
+            rows("SELECT CAST(name AS TEXT), cleared FROM problem ORDER BY rowid"),
+            expected
+        );
+        let unseen = "SELECT how, count(*) FROM hold WHERE ended IS NOT NULL GROUP BY how";
+        assert_eq!(rows(unseen), [("unseen".to_owned(), Some(2))]);
+    }
+}
