@@ -105,6 +105,9 @@ impl Model {
     ) {
         let known = self.scopes[scope_id.0].locks.contains(name);
         if !known && !self.admit_read(scope_id, name, stamp, source, reading) {
+            if matches!(reading, Reading::Absent { .. }) {
+                self.end_absent(scope_id, name, stamp.steady());
+            }
             return;
         }
         let context = self.scopes[scope_id.0].reading_context(name, source);
@@ -223,7 +226,7 @@ impl Model {
     }
 
     /// Applies the end of a scan of all keys. If the first scan had room for all locks, those that it did not find no
-    /// longer exist.
+    /// longer exist. Otherwise reading them shows that.
     fn scan_ended(&mut self, scope: ScopeId, began: Moment, ended: Time, skipped: u64) {
         let passed = &mut self.scopes[scope.0];
         let pass = passed.end_pass(began, skipped);
@@ -232,8 +235,9 @@ impl Model {
             Some(front) => self.update_scanned(front).then_some(front),
             None => pass.is_first.then_some(scope),
         };
-        if let Some(scope) = whole.filter(|_| pass.kept_all) {
-            self.end_restored(scope, ended);
+        match whole.filter(|_| pass.kept_all) {
+            Some(scope) => self.end_restored(scope, ended),
+            None => self.read_restored(scope),
         }
     }
 }

@@ -2,10 +2,15 @@
 
 use std::collections::HashMap;
 
+use redisson::LockName;
+
 use super::Model;
 use super::record::{Effect, RestoredLock};
 use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{ArchiveEntry, LockId, ScopeId};
+
+/// The most locks of an earlier run that are read after a scan which did not show whether they exist.
+const MAX_READ: usize = 1_000;
 
 impl Model {
     /// Stores the state of an earlier run, for locks that are observed from now on. Locks with problems are read first.
@@ -42,6 +47,44 @@ impl Model {
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
         let gone: Vec<_> = self.restored.extract_if(|id, _| ours(id)).collect();
         self.end_unobserved(scope_id, gone, now.steady());
+    }
+
+    /// Reads some of the locks that an earlier run knew and that a scan has not shown, although they may exist. Those with
+    /// holds or problems come first.
+    pub(super) fn read_restored(&mut self, scope_id: ScopeId) {
+        let scope = &self.scopes[scope_id.0];
+        // Otherwise those that exist would be read again after each scan.
+        if self.restored.is_empty() || scope.refused().locks > 0 {
+            return;
+        }
+        let ours = |id: &LockId| {
+            id.deployment == scope.deployment
+                && id.db == scope.db
+                && self.home(scope_id, &id.name) == scope_id
+        };
+        let lasts = |lock: &RestoredLock| !(lock.holds.is_empty() && lock.problems.is_empty());
+        let some = |lasting: bool| {
+            let all = self.restored.iter();
+            all.filter(move |(id, lock)| lasts(lock) == lasting && ours(id)).map(|(id, _)| &id.name)
+        };
+        let names = some(true).chain(some(false)).take(MAX_READ).cloned();
+        for name in names.collect::<Vec<_>>() {
+            self.prioritize(scope_id, &name);
+        }
+    }
+
+    /// Ends the holds and problems of a lock that an earlier run knew, since a reading shows that it does not exist.
+    pub(super) fn end_absent(&mut self, scope_id: ScopeId, name: &LockName, at: SteadyMillis) {
+        if self.restored.is_empty() {
+            return;
+        }
+        let id = self.scopes[scope_id.0].id(name);
+        // Such a problem lasts although the lock does not exist.
+        let is_over = |lock: &RestoredLock| !lock.is_reported_when_free();
+        if self.restored.get(&id).is_some_and(is_over) {
+            let gone = self.restored.remove_entry(&id);
+            self.end_unobserved(scope_id, gone.into_iter().collect(), at);
+        }
     }
 
     /// Ends the holds and problems of locks that an earlier run knew.
