@@ -4,7 +4,7 @@
 //! most a tenth of its time on these calls. In the first scan, for which users may be waiting, it is one round trip and
 //! a quarter of the server's time. The cost of a call is measured by the server's own clock, which is read before and
 //! after it in the same pipeline. If the account may not read the clock, the cost is the round trip less that of a
-//! PING. Calls become smaller if most of them cost more than a tenth of a millisecond. The server is pinged before each call. If the PINGs show that other clients are slowed down, calls become
+//! PING. Calls become smaller if they cost more than [`MAX_COST`]. The server is pinged before each call. If the PINGs show that other clients are slowed down, calls become
 //! rarer.
 
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ const GRACE: Duration = Duration::from_micros(50);
 /// The shortest round trip to a distant server.
 const DISTANT: Duration = Duration::from_micros(500);
 /// The time that a call may occupy a near server. Slow servers get smaller calls.
-const MAX_COST: Duration = Duration::from_micros(100);
+const MAX_COST: Duration = Duration::from_micros(80);
 /// The smallest part of [`CallSize::SHORT`], in percent.
 const MIN_PERCENT: usize = 25;
 /// The longest wait between two calls.
@@ -324,8 +324,8 @@ mod tests {
                 next_percent(percent, us(micros_of_a_full_call * percent as u64 / 100))
             })
         };
-        assert_eq!(after_many(90), 100);
-        assert!((45..=55).contains(&after_many(200)));
+        assert_eq!(after_many(70), 100);
+        assert!((35..=45).contains(&after_many(200)));
         assert_eq!(after_many(9_000), MIN_PERCENT);
         let size = call_size(us(80), MIN_PERCENT);
         assert!(size.keys < CallSize::SHORT.keys && size.keys > 0, "{size:?}");
