@@ -4,8 +4,8 @@
 //! most a tenth of its time on these calls. In the first scan, for which users may be waiting, it is one round trip and
 //! a quarter of the server's time. The cost of a call is measured by the server's own clock, which is read before and
 //! after it in the same pipeline. If the account may not read the clock, the cost is the round trip less that of a
-//! PING. Calls become smaller if they cost more than [`MAX_COST`]. The server is pinged before each call. If the PINGs show that other clients are slowed down, calls become
-//! rarer.
+//! PING. Calls become smaller if they cost more than [`MAX_COST`]. The server is pinged before each call. If the PINGs
+//! show that other clients are slowed down, calls become rarer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
