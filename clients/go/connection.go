@@ -44,8 +44,8 @@ func dial(path string, onPush func(push), onClose func(*connection)) (*connectio
 		return nil, err
 	}
 	c := &connection{socket: socket, onPush: onPush, onClose: onClose}
-	go c.read()
 	c.hello = c.send(hello()...)
+	go c.read()
 	return c, nil
 }
 
@@ -90,10 +90,9 @@ func (c *connection) send(words ...any) *pending {
 		return p
 	}
 	c.waiting = append(c.waiting, p)
-	// A failure to write ends the reader too, which then fails every pending command.
-	if _, err := c.socket.Write(bytes); err != nil {
-		c.socket.Close()
-	}
+	// If the agent has closed the connection, the reader reads what it sent before, which may be its reason, and then
+	// fails every pending command.
+	_, _ = c.socket.Write(bytes)
 	return p
 }
 

@@ -79,7 +79,8 @@ impl Connection {
         if io.stream.is_some() && !io.closing {
             io.replies.push_back(sender);
             command.write_to(&mut io.unsent);
-            if io.flush().is_err() || !io.unsent.is_empty() {
+            io.flush();
+            if !io.unsent.is_empty() {
                 self.wake.notify_one();
             }
         }
@@ -119,7 +120,7 @@ impl Connection {
             if self.io().closing {
                 return Ok(());
             }
-            self.io().flush()?;
+            self.io().flush();
             match stream.try_read(&mut buffer) {
                 Ok(0) => return Ok(()),
                 Ok(count) => parser.feed(&buffer[..count]),
@@ -156,18 +157,16 @@ impl Connection {
 }
 
 impl Io {
-    fn flush(&mut self) -> io::Result<()> {
+    /// Writes what the socket accepts.
+    fn flush(&mut self) {
         while let (Some(stream), false) = (&self.stream, self.unsent.is_empty()) {
             match stream.try_write(&self.unsent) {
                 Ok(count) => drop(self.unsent.drain(..count)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => {
-                    self.closing = true;
-                    return Err(error);
-                }
+                // The agent has closed the connection. What it sent before, which may be its reason, is read first.
+                Err(_) => self.unsent.clear(),
             }
         }
-        Ok(())
     }
 }
 

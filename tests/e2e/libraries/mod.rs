@@ -14,6 +14,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use futures_util::future::try_join_all;
 use harness::{Agent, RedisServer, eventually, process, programs};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixListener;
 
 use self::stage::Stage;
 use crate::clients::libraries::{go, installed};
@@ -246,6 +248,28 @@ async fn a_full_agent_is_reported_with_its_reason() -> Result<()> {
         let text = refused["text"].as_str().unwrap_or_default();
         ensure!(refused["error"] == "unavailable", "{refused}");
         ensure!(text.contains("the agent already serves 1 sessions"), "{refused}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_reason_for_a_closed_connection_is_reported_although_nothing_was_sent() -> Result<()> {
+    for library in [PYTHON_THREADS, PYTHON_ASYNCIO, GO, JAVA, RUST] {
+        let folder = tempfile::tempdir()?;
+        let socket = folder.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket)?;
+        let agent = tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                stream.write_all(b"-LIMIT the agent is full\r\n").await.ok();
+            }
+        });
+        let mut driver = driver::Driver::start(&library, &socket)?;
+        for _ in 0..20 {
+            let refused = driver.call("lock a orders:42 wait=0").await?;
+            let text = refused["text"].as_str().unwrap_or_default();
+            ensure!(text.contains("the agent is full"), "{refused}");
+        }
+        agent.abort();
     }
     Ok(())
 }

@@ -164,6 +164,10 @@ class Connection(asyncio.Protocol):
                     reply.set_result(value)
 
     def connection_lost(self, exc: Optional[BaseException]) -> None:
+        if isinstance(exc, ConnectionError) and self.socket is not None:
+            # What the agent sent before it closed the connection has not been read, and may be its reason.
+            with contextlib.suppress(OSError):
+                self.data_received(self.socket.recv(65536))
         self.closed = True
         for reply in self._replies:
             if not reply.done():

@@ -7,6 +7,7 @@ import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
 import java.nio.channels.CancelledKeyException;
 import java.nio.channels.ClosedByInterruptException;
+import java.nio.channels.ClosedChannelException;
 import java.nio.channels.SelectionKey;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
@@ -50,6 +51,8 @@ final class Connection {
     private final Queue<Reply> pending = new ArrayDeque<>();
     private final Deque<ByteBuffer> unsent = new ArrayDeque<>();
     private boolean blocked;
+    /** True once the agent accepts nothing more. */
+    private boolean unwritable;
     private boolean closed;
 
     private Connection(SocketChannel channel, Poller poller, Listener listener) {
@@ -121,7 +124,9 @@ final class Connection {
                 return reply;
             }
             pending.add(reply);
-            unsent.add(ByteBuffer.wrap(encode(words)));
+            if (!unwritable) {
+                unsent.add(ByteBuffer.wrap(encode(words)));
+            }
             try {
                 flush();
             } catch (IOException | CancelledKeyException error) {
@@ -222,6 +227,10 @@ final class Connection {
             listener.onPush(push.items());
             return;
         }
+        if (!greeted && value instanceof Failure failure) {
+            refusal = failure.getMessage();
+        }
+        greeted = true;
         Reply reply;
         synchronized (this) {
             reply = pending.poll();
@@ -229,23 +238,29 @@ final class Connection {
         if (reply == null) {
             throw new IOException("the agent sent a reply to nothing");
         }
-        boolean first = !greeted;
-        greeted = true;
         if (value instanceof Failure failure) {
-            if (first) {
-                refusal = failure.getMessage();
-            }
             reply.fail(failure);
         } else {
             reply.complete(value);
         }
     }
 
-    /** Writes what the socket accepts; the poller continues with the rest. */
+    /**
+     * Writes what the socket accepts; the poller continues with the rest. If the agent has closed the connection, the
+     * poller first reads what it sent before, which may be its reason, and then closes.
+     */
     private void flush() throws IOException {
         while (!unsent.isEmpty()) {
             var bytes = unsent.peek();
-            channel.write(bytes);
+            try {
+                channel.write(bytes);
+            } catch (ClosedChannelException closedHere) {
+                throw closedHere;
+            } catch (IOException closedByAgent) {
+                unwritable = true;
+                unsent.clear();
+                continue;
+            }
             if (bytes.hasRemaining()) {
                 blocked = true;
                 key.interestOps(SelectionKey.OP_READ | SelectionKey.OP_WRITE);
