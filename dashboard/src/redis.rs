@@ -22,7 +22,11 @@ pub fn link_options() -> LinkOptions {
 
 #[must_use]
 pub fn subscriber_options() -> SubscriberOptions {
-    SubscriberOptions { response_timeout: TIMEOUT, ..SubscriberOptions::new(CLIENT_NAME) }
+    SubscriberOptions {
+        response_timeout: TIMEOUT,
+        batched: true,
+        ..SubscriberOptions::new(CLIENT_NAME)
+    }
 }
 
 /// Returns the options of connections to sentinels, and to the nodes of a cluster for the map of slots.

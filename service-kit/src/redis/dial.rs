@@ -9,6 +9,7 @@ use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 
+use super::batched::BatchedStream;
 use super::error::ConnectError;
 use super::target::{Address, Target};
 use super::tls;
@@ -22,33 +23,38 @@ pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
 
-/// Connects to the target's server within `timeout`, TLS included.
+/// Connects to the target's server within `timeout`, TLS included. A `batched` connection by TCP is read in batches.
 pub(crate) async fn dial(
     target: &Target,
     timeout: Duration,
+    batched: bool,
 ) -> Result<Box<dyn ByteStream>, ConnectError> {
     let address = target.address();
     let unreachable =
         |reason: String| ConnectError::Unreachable { address: address.to_string(), reason };
-    match tokio::time::timeout(timeout, open(target, address)).await {
+    match tokio::time::timeout(timeout, open(target, address, batched)).await {
         Ok(opened) => opened.map_err(|error| unreachable(error.to_string())),
         Err(_) => Err(unreachable(format!("no connection within {timeout:?}"))),
     }
 }
 
-async fn open(target: &Target, address: &Address) -> io::Result<Box<dyn ByteStream>> {
+async fn open(
+    target: &Target,
+    address: &Address,
+    batched: bool,
+) -> io::Result<Box<dyn ByteStream>> {
     match address {
         Address::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
         Address::Tcp { host, port, tls } => {
             let stream = connect_tcp(host, *port).await?;
             set_tcp_options(&stream)?;
+            let stream: Box<dyn ByteStream> =
+                if batched { Box::new(BatchedStream::new(stream)?) } else { Box::new(stream) };
             if *tls {
-                Ok(Box::new(
-                    tls::handshake(stream, (host, target.certificate_name()), target.ca_file())
-                        .await?,
-                ))
+                let name = target.certificate_name();
+                Ok(Box::new(tls::handshake(stream, (host, name), target.ca_file()).await?))
             } else {
-                Ok(Box::new(stream))
+                Ok(stream)
             }
         }
     }

@@ -28,10 +28,12 @@ pub(crate) struct Handshake {
     pub(crate) response_timeout: Duration,
     /// The memory that one reply of the connection may need, in bytes.
     pub(crate) reply_limit: usize,
+    /// Reads a TCP connection in batches. Replies may arrive 10 ms later.
+    pub(crate) batched: bool,
 }
 
 impl Handshake {
-    /// A handshake without NO-TOUCH and without scripts, with the usual limit of replies.
+    /// A handshake without NO-TOUCH, scripts and batches, with the usual limit of replies.
     pub(crate) fn plain(
         name: String,
         connect_timeout: Duration,
@@ -44,6 +46,7 @@ impl Handshake {
             connect_timeout,
             response_timeout,
             reply_limit: REPLY_LIMIT,
+            batched: false,
         }
     }
 }
@@ -53,7 +56,7 @@ pub(crate) async fn connect(
     target: &Target,
     handshake: &Handshake,
 ) -> Result<(Wire, ServerInfo), ConnectError> {
-    let stream = dial(target, handshake.connect_timeout).await?;
+    let stream = dial(target, handshake.connect_timeout, handshake.batched).await?;
     let mut wire = Wire::new(LimitedStream::new(stream, handshake.reply_limit));
     let limit = handshake.response_timeout;
     match tokio::time::timeout(limit, shake_hands(&mut wire, target, handshake)).await {

@@ -12,6 +12,7 @@
 //! A command that blocks the server's side of a connection needs a separate connection.
 
 mod backoff;
+mod batched;
 mod deployment;
 mod dial;
 mod endpoint;

@@ -66,7 +66,8 @@ impl Monitor {
         timeout: Duration,
         class: OutputClass,
     ) -> Result<Self, MonitorError> {
-        let handshake = Handshake::plain(name.to_owned(), timeout, timeout);
+        let handshake =
+            Handshake { batched: true, ..Handshake::plain(name.to_owned(), timeout, timeout) };
         let connected = endpoint.connect(&handshake, &mut None).await;
         let (wire, info, route) = connected.map_err(|error| {
             endpoint.suspect();

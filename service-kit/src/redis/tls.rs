@@ -13,9 +13,10 @@ use rustls::{
     ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme,
     WantsVerifier,
 };
-use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+
+use super::dial::ByteStream;
 
 /// Makes ring the process's cryptography provider, unless one is installed. Programs call this first: libraries that use
 /// TLS by themselves panic without one.
@@ -27,11 +28,11 @@ pub fn install_crypto_provider() {
 
 /// Performs the TLS handshake on `stream`. The server's certificate must be valid for the host; or for the name, if there
 /// is one and the host is an IP address.
-pub(crate) async fn handshake(
-    stream: TcpStream,
+pub(crate) async fn handshake<S: ByteStream>(
+    stream: S,
     (host, name): (&str, Option<&str>),
     ca_file: Option<&Path>,
-) -> io::Result<TlsStream<TcpStream>> {
+) -> io::Result<TlsStream<S>> {
     let server_name = |host: &str| {
         ServerName::try_from(host.to_owned())
             .map_err(|_| invalid(format!("`{host}` cannot be the name in a certificate")))

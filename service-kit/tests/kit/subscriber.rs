@@ -23,7 +23,12 @@ impl Listener {
 
     /// Starts a subscriber that never treats slowness as an outage.
     fn patient(url: &str) -> Self {
-        Self::with(url, SubscriberOptions { response_timeout: DEADLINE, ..subscriber_options() })
+        Self::patient_with(url, false)
+    }
+
+    fn patient_with(url: &str, batched: bool) -> Self {
+        let options = subscriber_options();
+        Self::with(url, SubscriberOptions { response_timeout: DEADLINE, batched, ..options })
     }
 
     fn with(url: &str, options: SubscriberOptions) -> Self {
@@ -72,8 +77,14 @@ fn message(channel: &str, pattern: Option<&str>, payload: &str) -> PubSubEvent {
 
 #[tokio::test]
 async fn messages_arrive_once_a_channel_is_reported_as_subscribed() {
+    for batched in [false, true] {
+        messages_arrive(batched).await;
+    }
+}
+
+async fn messages_arrive(batched: bool) {
     let server = Server::start(&[]).await;
-    let mut listener = Listener::patient(&server.url());
+    let mut listener = Listener::patient_with(&server.url(), batched);
     assert_eq!(listener.next().await, PubSubEvent::Up);
     assert!(server.clients().contains(&"kit-pubsub".to_owned()));
     let binary = b"\xff\r\n\0".to_vec();
@@ -107,8 +118,14 @@ async fn subscribing_again_is_confirmed_again() {
 
 #[tokio::test]
 async fn after_a_lost_connection_everything_is_resubscribed_and_reported() {
+    for batched in [false, true] {
+        everything_comes_back(batched).await;
+    }
+}
+
+async fn everything_comes_back(batched: bool) {
     let server = Server::start(&[]).await;
-    let mut listener = Listener::patient(&server.url());
+    let mut listener = Listener::patient_with(&server.url(), batched);
     listener.subscriber.subscribe([b"a".to_vec()]);
     listener.subscriber.psubscribe([b"b*".to_vec()]);
     listener.subscribed(&[b"a".to_vec()]).await;

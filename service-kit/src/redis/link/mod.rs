@@ -126,6 +126,7 @@ impl Link {
             connect_timeout: options.connect_timeout,
             response_timeout: options.response_timeout,
             reply_limit: options.reply_limit,
+            batched: false,
         };
         let supervised =
             supervisor::run(endpoint, handshake, rules, Arc::clone(&shared), stopped.clone());

@@ -33,16 +33,21 @@ pub struct SubscriberOptions {
     /// The silence after which the server is sent a PING. A dead connection is noticed within
     /// `heartbeat + response_timeout`.
     pub heartbeat: Duration,
+    /// Collects the messages of up to 10 ms before they are read, if the server is reached by TCP. A server on the same host
+    /// then spends less CPU time on waking this process.
+    pub batched: bool,
 }
 
 impl SubscriberOptions {
-    /// Returns settings that connect within 1 s, expect answers within 500 ms and send a PING each second.
+    /// Returns settings that connect within 1 s, expect answers within 500 ms and send a PING each second. Messages
+    /// are read at once.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             connect_timeout: Duration::from_secs(1),
             response_timeout: Duration::from_millis(500),
             heartbeat: Duration::from_secs(1),
+            batched: false,
         }
     }
 }
@@ -124,6 +129,7 @@ impl Subscriber {
         let stopped = shutdown.child_token();
         let handshake = Handshake {
             reply_limit: MESSAGE_LIMIT,
+            batched: options.batched,
             ..Handshake::plain(options.name, options.connect_timeout, options.response_timeout)
         };
         let task = task::Task::new(
