@@ -4,8 +4,8 @@
 //! most a tenth of its time on these calls. In the first scan, for which users may be waiting, it is one round trip and
 //! a quarter of the server's time. The cost of a call is measured by the server's own clock, which is read before and
 //! after it in the same pipeline. If the account may not read the clock, the cost is the round trip less that of a
-//! PING. Calls become smaller if they cost more than [`MAX_COST`]. The server is pinged before each call. If the PINGs
-//! show that other clients are slowed down, calls become rarer.
+//! PING. Calls become smaller if they cost more than [`MAX_COST`]. The server is pinged before each call of the first scan,
+//! and later before every fourth one. If the PINGs show that other clients are slowed down, calls become rarer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,6 +19,8 @@ use super::read::{CallSize, Caller, ServerFacts, clock_micros, pipeline};
 
 /// The number of PINGs in one judgement.
 const WINDOW: usize = 64;
+/// The number of calls for each PING after the first scan. A PING costs the server as much as a third of a short call.
+const CALLS_PER_PING: u32 = 4;
 /// The number of calls from which the cost is estimated if the server's clock is not readable. A quick one of them
 /// counts, since the others were delayed by something other than their cost.
 const CALLS: usize = 15;
@@ -88,6 +90,8 @@ pub struct Pacer {
     fastest: Duration,
     timer: FineTimer,
     pings: VecDeque<Duration>,
+    /// The number of calls since the last PING.
+    unpinged: u32,
     /// True if the server's clock can be read.
     clock_readable: bool,
     /// The durations of the latest calls.
@@ -123,6 +127,7 @@ impl Pacer {
             fastest: Duration::ZERO,
             timer: FineTimer::new(),
             pings: VecDeque::with_capacity(WINDOW),
+            unpinged: 0,
             clock_readable: true,
             calls: VecDeque::with_capacity(CALLS),
             percent: 100,
@@ -175,12 +180,16 @@ impl Pacer {
         Ok(())
     }
 
-    /// Waits for the next call, and pings the server shortly before.
+    /// Waits for the next call. Pings the server shortly before, if a PING is due.
     async fn wait(&mut self) -> Result<(), CallError> {
         let left = self.next.max(self.spent).saturating_duration_since(Instant::now());
-        if let Some(left) = left.checked_sub(self.fastest) {
+        self.unpinged += 1;
+        if self.pace != Pace::First && self.unpinged < CALLS_PER_PING {
+            self.timer.sleep(left).await;
+        } else if let Some(left) = left.checked_sub(self.fastest) {
             self.timer.sleep(left).await;
             self.ping().await?;
+            self.unpinged = 0;
             self.judge();
         }
         Ok(())

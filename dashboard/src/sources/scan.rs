@@ -33,7 +33,7 @@ const CANDIDATES_INTERVAL: Duration = Duration::from_millis(100);
 /// The most hashes that are remembered as non-locks, on servers on which reading them again would count as a use.
 const MAX_NON_LOCKS: usize = 500_000;
 /// The pause after a scan, as a multiple of its duration, so that small databases are scanned often.
-const PAUSE: u32 = 20;
+const PAUSE: u32 = 30;
 /// The shortest pause between two scans.
 const MIN_PAUSE: Duration = Duration::from_millis(500);
 /// The number of keys up to which a scan is followed by the shortest pause. With twice as many, the pause is at most
@@ -434,7 +434,7 @@ mod tests {
             // One reply was late.
             (ms(250), 3, MIN_PAUSE),
             (ms(250), 1_000, ms(2_500)),
-            (ms(250), 50_000, secs(5)),
+            (ms(250), 50_000, ms(7_500)),
             (secs(20), 5_000_000, secs(40)),
             (secs(90), 20_000_000, secs(90)),
         ] {
