@@ -55,14 +55,38 @@ pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
         ));
     }
     // A crash of the machine loses the last moments, while a crash of the program loses nothing. The cache of 500 KiB
-    // is small, since the kernel caches the file too.
+    // is small, since the kernel caches the file too. A log that has grown during a long read shrinks again to 16 MiB.
     connection.execute_batch(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 4000;
-         PRAGMA cache_size = -500",
+         PRAGMA journal_size_limit = 16777216; PRAGMA cache_size = -500",
     )?;
     connection.execute_batch(TABLES)?;
     connection.pragma_update(None, "user_version", VERSION)?;
     // This fails if the file is damaged at its root.
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
     Ok(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_has_grown_during_a_read_shrinks_afterwards() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("history");
+        let log = || std::fs::metadata(folder.path().join("history-wal")).unwrap().len();
+        let writer = open(&path).unwrap();
+        let write = |id: usize| {
+            let row = "INSERT INTO owner VALUES (?1, hex(zeroblob(500000)), 0)";
+            writer.execute(row, [id.to_string()]).unwrap();
+        };
+        let reader = open(&path).unwrap();
+        reader.execute_batch("BEGIN; SELECT count(*) FROM owner").unwrap();
+        (0..40).for_each(write);
+        assert!(log() > 32 << 20);
+        reader.execute_batch("END").unwrap();
+        (40..60).for_each(write);
+        assert!(log() <= 16 << 20, "{}", log());
+    }
 }
