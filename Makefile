@@ -52,7 +52,7 @@ screenshots: toolchain ## The pictures of the documentation, from a demo of two 
 test: toolchain deps ## Every test, with real servers, clients and a browser
 	$(BUILD_FOR_TESTS) --tests
 	$(call rust_client,test)
-	$(BUILT_FOR_TESTS) RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
+	$(BUILT_FOR_TESTS) RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((3 * $$(nproc)))} $(CARGO_TEST)
 
 soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired; prints its figures
 	@tests/install-missing cc redis-server promtool
@@ -138,14 +138,14 @@ check: toolchain ## Format, lints, documentation, licences
 	$(call rust_client,clippy --all-targets) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(call rust_client,doc --no-deps)
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --no-deps --document-private-items
-	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked --debug cargo-deny
 	$(CARGO) deny --log-level error check licenses bans sources
 	@if command -v node >/dev/null; then \
 	  for script in static/*.js; do echo "node --check $$script"; node --check "$$script"; done; \
 	else echo 'no node here: static/*.js not checked'; fi
 
 advisories: ## Known vulnerabilities of dependencies; needs the network, so it is not part of check
-	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked --debug cargo-deny
 	$(CARGO) deny check advisories
 
 bench-decoder: ## The number of MONITOR lines that one thread decodes per second
