@@ -103,7 +103,7 @@ interop: toolchain $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstwor
 	for version in $(VERSIONS); do \
 	  other=$(lastword $(REDISSON)); [[ " $(wordlist 1,2,$(REDISSON)) " == *" $$version "* ]] || other=$(firstword $(REDISSON)); \
 	  echo "== Redisson $$version, and $$other"; \
-	  $(BUILT_FOR_TESTS) LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} \
+	  $(BUILT_FOR_TESTS) LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} \
 	    $(CARGO_TEST) --features lockscope-tests/interop --test interop -- $(ARGS); \
 	done
 
