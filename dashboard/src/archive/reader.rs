@@ -139,17 +139,17 @@ impl Reader {
                 Ok((instant(row.get(0)?), instant(row.get(1)?)))
             })?;
             let mut gaps = Vec::new();
-            let (mut observed_to, mut count) = (None, 0);
+            let (mut observed_to, mut count) = (observed_before(connection, from)?, 0);
             for span in spans {
                 count += 1;
                 let (began, alive) = span?;
-                if observed_to.unwrap_or(from) < began {
+                if observed_to.max(Some(from)) < Some(began) {
                     gaps.push(Gap { from: observed_to, to: Some(began) });
                 }
                 observed_to = observed_to.max(Some(alive));
             }
-            if observed_to.unwrap_or(from) < to && count < MAX_GAPS {
-                gaps.push(Gap { from: observed_to, to: None });
+            if observed_to.max(Some(from)) < Some(to) && count < MAX_GAPS {
+                gaps.push(Gap { from: observed_to, to: observed_after(connection, to)? });
             }
             Ok(gaps)
         })
@@ -261,17 +261,37 @@ async fn on_thread<T: Send + 'static>(
 }
 
 pub(super) fn gap_at(connection: &Connection, at: SteadyMillis) -> rusqlite::Result<Option<Gap>> {
-    let one = |query: &str| -> rusqlite::Result<Option<i64>> {
-        connection.prepare_cached(query)?.query_row([stored(at)], |row| row.get(0))
-    };
-    let observed = one("SELECT count(*) FROM span WHERE began <= ?1 AND alive >= ?1")?;
-    if observed.is_some_and(|spans| spans > 0) {
+    let observed = "SELECT EXISTS (SELECT * FROM span WHERE began <= ?1 AND alive >= ?1)";
+    if connection.prepare_cached(observed)?.query_row([stored(at)], |row| row.get(0))? {
         return Ok(None);
     }
-    Ok(Some(Gap {
-        from: one("SELECT max(alive) FROM span WHERE alive < ?1")?.map(instant),
-        to: one("SELECT min(began) FROM span WHERE began > ?1")?.map(instant),
-    }))
+    Ok(Some(Gap { from: observed_before(connection, at)?, to: observed_after(connection, at)? }))
+}
+
+/// Returns the end of the last observation before an instant.
+fn observed_before(
+    connection: &Connection,
+    at: SteadyMillis,
+) -> rusqlite::Result<Option<SteadyMillis>> {
+    nearest(connection, "SELECT max(alive) FROM span WHERE alive < ?1", at)
+}
+
+/// Returns the beginning of the next observation after an instant.
+fn observed_after(
+    connection: &Connection,
+    at: SteadyMillis,
+) -> rusqlite::Result<Option<SteadyMillis>> {
+    nearest(connection, "SELECT min(began) FROM span WHERE began > ?1", at)
+}
+
+fn nearest(
+    connection: &Connection,
+    query: &str,
+    at: SteadyMillis,
+) -> rusqlite::Result<Option<SteadyMillis>> {
+    let found: Option<i64> =
+        connection.prepare_cached(query)?.query_row([stored(at)], |row| row.get(0))?;
+    Ok(found.map(instant))
 }
 
 fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {

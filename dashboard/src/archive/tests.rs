@@ -359,6 +359,23 @@ async fn times_without_observation_are_gaps() {
 }
 
 #[tokio::test]
+async fn a_gap_extends_beyond_the_time_for_which_it_is_requested() {
+    let folder = tempfile::tempdir().unwrap();
+    let reader = written(folder.path(), SteadyMillis::now().0, []).await;
+    let connection = schema::open(&folder.path().join(FILE)).unwrap();
+    let spans = "INSERT INTO span VALUES (1000, 2000), (5000, 6000), (9000, 9500)";
+    connection.execute(spans, []).unwrap();
+    let gaps = async |from, to| -> Vec<(u64, u64)> {
+        let gaps = reader.gaps(SteadyMillis(from), SteadyMillis(to)).await.unwrap();
+        gaps.iter().map(|gap| (gap.from.unwrap().0, gap.to.unwrap().0)).collect()
+    };
+    assert_eq!(gaps(3_000, 5_500).await, [(2_000, 5_000)]);
+    assert_eq!(gaps(3_000, 4_000).await, [(2_000, 5_000)]);
+    assert_eq!(gaps(5_500, 8_000).await, [(6_000, 9_000)]);
+    assert_eq!(gaps(5_000, 6_000).await, [], "the gaps before and after are not part of it");
+}
+
+#[tokio::test]
 async fn entries_without_room_leave_a_gap() {
     let folder = tempfile::tempdir().unwrap();
     let Archive { sender, writer, reader } = open(folder.path(), SteadyMillis(5)).await.unwrap();

@@ -96,11 +96,13 @@ impl Strip {
         let axis = TimeAxis { from: density.from, millis, width: WIDTH };
         let x = |at| axis.x(at);
         let unseen = page.gaps.iter().map(|gap| {
-            let (from, to) = (gap.from.map_or(0, x), gap.to.map_or(WIDTH, x));
+            let began = gap.from.filter(|at| *at > density.from);
+            let ended = gap.to.filter(|at| *at < density.to);
+            let (from, to) = (began.map_or(0, x), ended.map_or(WIDTH, x));
             let width = to.saturating_sub(from).max(LEAST_GAP);
             let label = |at: SteadyMillis| (at.to_wall().0, time_of_day(at));
             let x = from.min(WIDTH - LEAST_GAP);
-            Unseen { x, width, from: gap.from.map(label), to: gap.to.map(label) }
+            Unseen { x, width, from: began.map(label), to: ended.map(label) }
         });
         let within = |at: &SteadyMillis| (density.from..=density.to).contains(at);
         Self {
