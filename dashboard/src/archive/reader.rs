@@ -183,71 +183,98 @@ impl Reader {
         limit: usize,
     ) -> rusqlite::Result<HashMap<LockId, RestoredLock>> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut restored: HashMap<LockId, RestoredLock> = HashMap::new();
-        // These are the newest of all, in the order in which they ended.
-        let mut past = connection.prepare(
-            "SELECT deployment, db, name, holder, began, exact, ended, how FROM (
-               SELECT * FROM (
-                 SELECT *, row_number() OVER (PARTITION BY deployment, db, name ORDER BY ended DESC) AS n FROM hold
-                 WHERE ended IS NOT NULL) WHERE n <= ?1 ORDER BY ended DESC LIMIT ?2) ORDER BY ended",
-        )?;
-        let mut rows = past.query(params![MAX_RESTORED_PER_LOCK, limit])?;
-        while let Some(row) = rows.next()? {
-            let how: String = row.get(7)?;
-            let ended = Ending::ALL.into_iter().find(|ending| ending.as_str() == how);
-            let Some(lock) = lock(row, 0)? else { continue };
-            let id = holder(row, 3)?;
-            let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
-            let to = instant(row.get(6)?);
-            if let Some(ended) = ended {
-                restored.entry(lock).or_default().past.push(PastHold { id, since, to, ended });
-            }
-        }
-        let mut open = connection.prepare(
-            "SELECT deployment, db, name, holder, began, exact FROM hold WHERE ended IS NULL LIMIT ?1",
-        )?;
-        let mut rows = open.query([limit])?;
-        while let Some(row) = rows.next()? {
-            let Some(lock) = lock(row, 0)? else { continue };
-            let id = holder(row, 3)?;
-            let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
-            restored.entry(lock).or_default().holds.push((id, since));
-        }
-        let mut open = connection.prepare(
-            "SELECT deployment, db, name, problem, began, certainty FROM problem WHERE cleared IS NULL LIMIT ?1",
-        )?;
-        let mut rows = open.query([limit])?;
-        while let Some(row) = rows.next()? {
-            let problem: String = row.get(3)?;
-            let problem = ProblemKind::parse(&problem);
-            let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
-            let certainty: String = row.get(5)?;
-            let restored = restored.entry(lock).or_default();
-            restored.problems.push((problem, instant(row.get(4)?)));
-            restored.returned_late |=
-                problem == ProblemKind::Expired && certainty == Certainty::Certain.as_str();
-        }
-        let now = SteadyMillis::now();
-        let found_by = now.plus(FOUND_AGAIN_MS);
-        let mut acknowledgements = connection.prepare(
-            "SELECT deployment, db, name, problem, who, reason, at, until FROM acknowledged WHERE until > ?1 LIMIT ?2",
-        )?;
-        let mut rows = acknowledgements.query(params![stored(now), limit])?;
-        while let Some(row) = rows.next()? {
-            let word: String = row.get(3)?;
-            let problem = ProblemKind::parse(&word);
-            let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
-            let acknowledgement = Acknowledgement {
-                by: row.get(4)?,
-                reason: row.get(5)?,
-                at: instant(row.get(6)?),
-                until: instant(row.get(7)?),
-            };
-            let acknowledged = &mut restored.entry(lock).or_default().acknowledged;
-            acknowledged.push((problem, Arc::new(acknowledgement), found_by));
-        }
+        let mut restored = HashMap::new();
+        restore_past_holds(&connection, limit, &mut restored)?;
+        restore_holds(&connection, limit, &mut restored)?;
+        restore_problems(&connection, limit, &mut restored)?;
+        restore_acknowledgements(&connection, limit, &mut restored)?;
         Ok(restored)
     }
+}
+
+fn restore_past_holds(
+    connection: &Connection,
+    limit: usize,
+    restored: &mut HashMap<LockId, RestoredLock>,
+) -> rusqlite::Result<()> {
+    // These are the newest of all, in the order in which they ended.
+    let mut past = connection.prepare(
+        "SELECT deployment, db, name, holder, began, exact, ended, how FROM (
+           SELECT * FROM (
+             SELECT *, row_number() OVER (PARTITION BY deployment, db, name ORDER BY ended DESC) AS n FROM hold
+             WHERE ended IS NOT NULL) WHERE n <= ?1 ORDER BY ended DESC LIMIT ?2) ORDER BY ended",
+    )?;
+    let mut rows = past.query(params![MAX_RESTORED_PER_LOCK, limit])?;
+    while let Some(row) = rows.next()? {
+        let how: String = row.get(7)?;
+        let (Some(lock), Some(ended)) = (lock(row, 0)?, Ending::parse(&how)) else { continue };
+        let (id, since) = (holder(row, 3)?, since(row, 4)?);
+        let past = PastHold { id, since, to: instant(row.get(6)?), ended };
+        restored.entry(lock).or_default().past.push(past);
+    }
+    Ok(())
+}
+
+fn restore_holds(
+    connection: &Connection,
+    limit: usize,
+    restored: &mut HashMap<LockId, RestoredLock>,
+) -> rusqlite::Result<()> {
+    let mut open = connection.prepare(
+        "SELECT deployment, db, name, holder, began, exact FROM hold WHERE ended IS NULL LIMIT ?1",
+    )?;
+    let mut rows = open.query([limit])?;
+    while let Some(row) = rows.next()? {
+        let Some(lock) = lock(row, 0)? else { continue };
+        let hold = (holder(row, 3)?, since(row, 4)?);
+        restored.entry(lock).or_default().holds.push(hold);
+    }
+    Ok(())
+}
+
+fn restore_problems(
+    connection: &Connection,
+    limit: usize,
+    restored: &mut HashMap<LockId, RestoredLock>,
+) -> rusqlite::Result<()> {
+    let mut open = connection.prepare(
+        "SELECT deployment, db, name, problem, began, certainty FROM problem WHERE cleared IS NULL LIMIT ?1",
+    )?;
+    let mut rows = open.query([limit])?;
+    while let Some(row) = rows.next()? {
+        let (Some(lock), Some(problem)) = (lock(row, 0)?, problem(row, 3)?) else { continue };
+        let certainty: String = row.get(5)?;
+        let restored = restored.entry(lock).or_default();
+        restored.problems.push((problem, instant(row.get(4)?)));
+        restored.returned_late |=
+            problem == ProblemKind::Expired && certainty == Certainty::Certain.as_str();
+    }
+    Ok(())
+}
+
+fn restore_acknowledgements(
+    connection: &Connection,
+    limit: usize,
+    restored: &mut HashMap<LockId, RestoredLock>,
+) -> rusqlite::Result<()> {
+    let now = SteadyMillis::now();
+    let found_by = now.plus(FOUND_AGAIN_MS);
+    let mut acknowledgements = connection.prepare(
+        "SELECT deployment, db, name, problem, who, reason, at, until FROM acknowledged WHERE until > ?1 LIMIT ?2",
+    )?;
+    let mut rows = acknowledgements.query(params![stored(now), limit])?;
+    while let Some(row) = rows.next()? {
+        let (Some(lock), Some(problem)) = (lock(row, 0)?, problem(row, 3)?) else { continue };
+        let acknowledgement = Acknowledgement {
+            by: row.get(4)?,
+            reason: row.get(5)?,
+            at: instant(row.get(6)?),
+            until: instant(row.get(7)?),
+        };
+        let acknowledged = &mut restored.entry(lock).or_default().acknowledged;
+        acknowledged.push((problem, Arc::new(acknowledgement), found_by));
+    }
+    Ok(())
 }
 
 async fn on_thread<T: Send + 'static>(
@@ -301,13 +328,10 @@ fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {
 /// Parses a hold whose holder is in this column.
 pub(super) fn hold_from(row: &Row<'_>, first: usize) -> rusqlite::Result<PastHoldView> {
     let how: Option<String> = row.get(first + 4)?;
-    let ended = how.map(|how| {
-        let known = Ending::ALL.into_iter().find(|ending| ending.as_str() == how);
-        known.map_or("unseen", Ending::as_str)
-    });
+    let ended = how.map(|how| Ending::parse(&how).map_or("unseen", Ending::as_str));
     Ok(PastHoldView {
         id: row.get(first)?,
-        since: Since { at: instant(row.get(first + 1)?), exact: row.get(first + 2)? },
+        since: since(row, first + 1)?,
         to: row.get::<_, Option<i64>>(first + 3)?.map(instant),
         ended,
     })
@@ -320,8 +344,19 @@ pub(super) fn lock(row: &Row<'_>, from: usize) -> rusqlite::Result<Option<LockId
     Ok(LockName::new(name).ok().map(|name| LockId { deployment: deployment.into(), db, name }))
 }
 
-fn holder(row: &Row<'_>, at: usize) -> rusqlite::Result<HolderField> {
-    Ok(HolderField::parse(row.get(at)?))
+fn holder(row: &Row<'_>, column: usize) -> rusqlite::Result<HolderField> {
+    Ok(HolderField::parse(row.get(column)?))
+}
+
+/// Parses the beginning of a hold from this column and the next.
+fn since(row: &Row<'_>, first: usize) -> rusqlite::Result<Since> {
+    Ok(Since { at: instant(row.get(first)?), exact: row.get(first + 1)? })
+}
+
+/// Parses a problem, or returns `None` if this program does not know it.
+fn problem(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<ProblemKind>> {
+    let word: String = row.get(column)?;
+    Ok(ProblemKind::parse(&word))
 }
 
 pub(super) fn instant(millis: i64) -> SteadyMillis {

@@ -57,6 +57,11 @@ impl Ending {
         }
     }
 
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|ending| ending.as_str() == word)
+    }
+
     /// Returns whether the holder has lost the lock for certain. A hold that vanished may have been released: readers
     /// that leave others, fair locks without waiters and hand-overs send no message.
     #[must_use]
