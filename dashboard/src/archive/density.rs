@@ -131,13 +131,13 @@ fn count_matching(
     let mut density = Density::new(search.from, search.to);
     let mut patience = Patience::new();
     let whole = EventSearch { cursor: None, ..search.clone() };
-    scan(connection, &whole, true, |_, row, kind| {
-        let at = instant(row.get(0)?);
+    scan(connection, &whole, true, |position, row| {
+        let at = instant(position.at);
         if patience.spend_row() {
             density.counted_from = Some(at);
             return Ok(false);
         }
-        if let Some(event) = fields(row, kind)?.filter(|event| matches(event)) {
+        if let Some(event) = fields(row, position.kind)?.filter(|event| matches(event)) {
             density.add(at, event.event);
         }
         Ok(true)

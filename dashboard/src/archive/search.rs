@@ -52,8 +52,9 @@ fn event_words() -> utoipa::openapi::Object {
 /// The position of an event among all events: by its instant, then by the kind of its row, then by its row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Position {
-    at: i64,
-    kind: usize,
+    pub(super) at: i64,
+    /// An index in [`SOURCES`].
+    pub(super) kind: usize,
     row: i64,
 }
 
@@ -157,12 +158,12 @@ fn page(
     let descending = search.cursor.map_or(search.newest_first, |cursor| !cursor.later);
     let (mut found, mut last, mut more, mut reached) = (Vec::new(), None, false, None);
     let mut patience = Patience::new();
-    scan(connection, search, descending, |position, row, kind| {
+    scan(connection, search, descending, |position, row| {
         if patience.spend_row() {
             reached = Some(position.at);
             return Ok(false);
         }
-        if fields(row, kind)?.is_some_and(|event| matches(&event)) {
+        if fields(row, position.kind)?.is_some_and(|event| matches(&event)) {
             if found.len() >= search.limit {
                 more = true;
                 return Ok(false);
@@ -198,9 +199,8 @@ pub(super) fn scan(
     connection: &Connection,
     search: &EventSearch,
     descending: bool,
-    mut each: impl FnMut(Position, &Row<'_>, usize) -> rusqlite::Result<bool>,
+    mut each: impl FnMut(Position, &Row<'_>) -> rusqlite::Result<bool>,
 ) -> rusqlite::Result<()> {
-    let order = if descending { "DESC" } else { "ASC" };
     let edge = search.cursor.map(|cursor| cursor.position);
     let (mut from, mut to) = (stored(search.from), stored(search.to));
     match edge {
@@ -208,19 +208,7 @@ pub(super) fn scan(
         Some(edge) => from = from.max(edge.at),
         None => {}
     }
-    let of_lock = match search.lock {
-        Some(_) => "AND deployment = ?3 AND db = ?4 AND name = ?5",
-        None => "",
-    };
-    let mut statements: Vec<CachedStatement<'_>> = SOURCES
-        .iter()
-        .map(|(event, table, time, subject, detail)| {
-            connection.prepare_cached(&format!(
-                "SELECT {time}, rowid, deployment, db, name, {subject}, {detail}, {event} FROM {table}
-                 WHERE {time} BETWEEN ?1 AND ?2 {of_lock} ORDER BY {time} {order}, rowid {order}"
-            ))
-        })
-        .collect::<rusqlite::Result<_>>()?;
+    let mut statements = statements(connection, search.lock.is_some(), descending)?;
     let name = search.lock.as_ref().map(|lock| (&*lock.deployment, lock.db, lock.name.as_bytes()));
     let mut arguments: Vec<&dyn ToSql> = vec![&from, &to];
     if let Some((deployment, db, name)) = &name {
@@ -232,32 +220,47 @@ pub(super) fn scan(
         rows.advance()?;
         sources.push(rows);
     }
+    let precedes = |a: Position, b: Position| if descending { a > b } else { a < b };
     loop {
-        let mut best: Option<Position> = None;
+        let mut next: Option<Position> = None;
         for (kind, rows) in sources.iter().enumerate() {
             let Some(row) = rows.get() else { continue };
             let position = Position { at: row.get(0)?, kind, row: row.get(1)? };
-            let is_better = best.is_none_or(|best| match descending {
-                true => position > best,
-                false => position < best,
-            });
-            if is_better {
-                best = Some(position);
+            if next.is_none_or(|next| precedes(position, next)) {
+                next = Some(position);
             }
         }
-        let Some(position) = best else { return Ok(()) };
-        let beyond = edge.is_none_or(|edge| match descending {
-            true => position < edge,
-            false => position > edge,
-        });
+        let Some(position) = next else { return Ok(()) };
+        let is_beyond_edge = edge.is_none_or(|edge| precedes(edge, position));
         let rows = &mut sources[position.kind];
-        if let Some(row) = rows.get().filter(|_| beyond)
-            && !each(position, row, position.kind)?
+        if let Some(row) = rows.get().filter(|_| is_beyond_edge)
+            && !each(position, row)?
         {
             return Ok(());
         }
         rows.advance()?;
     }
+}
+
+/// Returns a query for each of [`SOURCES`]. Its parameters are the first and the last instant, and the deployment, database
+/// and name if it is for one lock.
+fn statements(
+    connection: &Connection,
+    for_one_lock: bool,
+    descending: bool,
+) -> rusqlite::Result<Vec<CachedStatement<'_>>> {
+    let of_lock = match for_one_lock {
+        true => "AND deployment = ?3 AND db = ?4 AND name = ?5",
+        false => "",
+    };
+    let order = if descending { "DESC" } else { "ASC" };
+    let statements = SOURCES.iter().map(|(event, table, time, subject, detail)| {
+        connection.prepare_cached(&format!(
+            "SELECT {time}, rowid, deployment, db, name, {subject}, {detail}, {event} FROM {table}
+             WHERE {time} BETWEEN ?1 AND ?2 {of_lock} ORDER BY {time} {order}, rowid {order}"
+        ))
+    });
+    statements.collect()
 }
 
 /// Returns the fields to which a filter is applied, or `None` if a row is not as it was written.
