@@ -1,6 +1,5 @@
 //! Delivery of MONITOR's output to the model.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use redisson::monitor::{Decoder, Event, LineCounts, ServerRole};
@@ -17,15 +16,22 @@ use crate::sources::trace::Traces;
 pub(super) struct Delivery {
     decoder: Decoder,
     events: Vec<Event>,
-    scopes: Vec<Scope>,
+    databases: Vec<Database>,
     model: ModelHandle,
     metrics: MonitorNodeMetrics,
     counted: LineCounts,
-    missed: u64,
     lag: Lag,
     traces: Traces,
     /// The locks that are traced. As long as there are any, the decoder stores the lines behind events.
     traced: Vec<LockId>,
+}
+
+/// A watched database.
+#[derive(Debug)]
+struct Database {
+    scope: Scope,
+    /// The number of events for which the model had no room, and that have not been reported to it yet.
+    missed: u64,
 }
 
 impl Delivery {
@@ -38,11 +44,10 @@ impl Delivery {
         Self {
             decoder: Decoder::new(ServerRole::Master),
             events: Vec::new(),
-            scopes,
+            databases: scopes.into_iter().map(|scope| Database { scope, missed: 0 }).collect(),
             model,
             metrics,
             counted: LineCounts::default(),
-            missed: 0,
             lag: Lag::default(),
             traces,
             traced: Vec::new(),
@@ -82,19 +87,19 @@ impl Delivery {
         if !self.traced.is_empty() {
             self.record_traces(at.steady());
         }
-        let mut by_db: HashMap<u32, Vec<Event>> = HashMap::new();
-        for event in self.events.drain(..) {
-            by_db.entry(event.db).or_default().push(event);
-        }
-        for (db, events) in by_db {
-            let Some(scope) = self.scopes.iter().find(|scope| scope.db == db) else { continue };
-            let count = events.len() as u64;
-            let missed = std::mem::take(&mut self.missed);
-            let traffic = Observation::Traffic(Traffic { events, at, missed });
-            if !self.model.try_observe(scope.id, traffic) {
-                self.missed = missed + count;
+        for Database { scope, missed } in &mut self.databases {
+            let events = self.events.extract_if(.., |event| event.db == scope.db);
+            let events: Vec<Event> = events.collect();
+            if events.is_empty() {
+                continue;
             }
+            let missed_now = *missed + events.len() as u64;
+            let traffic = Traffic { events, at, missed: *missed };
+            let has_room = self.model.try_observe(scope.id, Observation::Traffic(traffic));
+            *missed = if has_room { 0 } else { missed_now };
         }
+        // The remaining events are from databases that are not watched.
+        self.events.clear();
     }
 
     /// Makes the decoder store lines as long as a lock is traced, and recognize those locks before their holders are
@@ -104,7 +109,7 @@ impl Delivery {
         if !self.traces.is_active(now) && self.traced.is_empty() {
             return;
         }
-        let scopes = self.scopes.iter();
+        let scopes = self.databases.iter().map(|database| &database.scope);
         let traced: Vec<LockId> =
             scopes.flat_map(|scope| self.traces.traced(&scope.deployment, scope.db, now)).collect();
         if traced != self.traced {
@@ -144,7 +149,7 @@ impl Delivery {
 
     /// Returns the number of events for which the model had no room, and that have not been reported to it yet.
     pub(super) fn missed(&self) -> u64 {
-        self.missed
+        self.databases.iter().map(|database| database.missed).sum()
     }
 
     /// Returns the age of the lines that are being read.
@@ -229,13 +234,14 @@ mod tests {
             ignore: Vec::new(),
             groups: Vec::new(),
         };
-        let scopes = [(Arc::from("main"), 0)];
+        let scopes = [(Arc::from("main"), 0), (Arc::from("main"), 3)];
         let grouping = Grouping::new(Vec::new(), 10);
         let model = Model::new(settings, grouping, &scopes, Moment::from_micros(0));
         let (actor, handle, _hub, _batches) = actor::new(model, &scopes);
         let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("main", "node");
-        let scope = Scope { id: ScopeId(0), deployment: Arc::from("main"), db: 0 };
-        (Delivery::new(vec![scope], handle, metrics, Traces::default()), actor)
+        let scope = |i, db| Scope { id: ScopeId(i), deployment: Arc::from("main"), db };
+        let scopes = vec![scope(0, 0), scope(1, 3)];
+        (Delivery::new(scopes, handle, metrics, Traces::default()), actor)
     }
 
     #[tokio::test]
@@ -280,13 +286,18 @@ mod tests {
         // Another database is not watched, so none of its events is missed.
         deliver(9, &mut delivery);
         assert_eq!(delivery.missed(), 7);
-        // Once there is room again, the next events arrive with the number of missed ones.
+        deliver(3, &mut delivery);
+        assert_eq!(delivery.missed(), 8);
+        // Once there is room again, the next events of a database arrive with the number of those that it missed.
         let stop = CancellationToken::new();
         let task = tokio::spawn(actor.run(NoListener, stop.clone()));
         let room = async {
-            while delivery.missed() > 0 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                deliver(0, &mut delivery);
+            for (db, left) in [(3, 7), (0, 0)] {
+                while delivery.missed() > left {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    deliver(db, &mut delivery);
+                }
+                assert_eq!(delivery.missed(), left);
             }
         };
         tokio::time::timeout(Duration::from_secs(20), room).await.unwrap();
