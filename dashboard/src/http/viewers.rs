@@ -56,7 +56,7 @@ impl Viewers {
         loop {
             tokio::time::sleep(TELL_EACH).await;
             if let Some(ids) = self.changed() {
-                model.set_viewed(ids);
+                model.set_viewed(ids).await;
             }
         }
     }

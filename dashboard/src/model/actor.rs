@@ -184,10 +184,9 @@ impl ModelHandle {
         tokio::time::timeout(timeout, answer).await.ok()?.ok()
     }
 
-    /// Sets the locks that open pages show.
-    pub fn set_viewed(&self, ids: Vec<LockId>) {
-        // If the model is too busy, the next call suffices.
-        drop(self.messages.try_send(Message::Viewed(ids)));
+    /// Sets the locks that open pages show. Waits while the model is busy.
+    pub async fn set_viewed(&self, ids: Vec<LockId>) {
+        drop(self.messages.send(Message::Viewed(ids)).await);
     }
 }
 

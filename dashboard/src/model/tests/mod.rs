@@ -10,6 +10,7 @@ mod properties;
 mod restart;
 mod scenarios;
 mod server_change;
+mod viewed;
 
 use redisson::shape::{Holder, LockHash};
 use redisson::{ClientId, HolderId, monitor};

@@ -1,0 +1,35 @@
+//! Locks on open pages.
+
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::clock::now;
+
+struct NoListener;
+
+impl actor::Listener for NoListener {
+    fn effect(&mut self, _: &Arc<str>, _: Effect) {}
+    fn lag(&mut self, _: ScopeId, _: Duration) {}
+}
+
+#[tokio::test]
+async fn a_lock_on_an_open_page_is_read_even_if_the_model_was_busy_when_the_page_was_opened() {
+    let scopes = [(Arc::from("main"), 0)];
+    let model = Model::new(settings(), Grouping::new(Vec::new(), 10), &scopes, now());
+    let (actor, handle, _hub, mut batches) = actor::new(model, &scopes);
+    let (run_id, cluster) = (None, false);
+    let (since, steady) = (now(), SteadyMillis::now());
+    let up = Observation::ServerUp { since, at: steady, run_id, cluster };
+    while handle.try_observe(MAIN, up.clone()) {}
+    let id = LockId { deployment: "main".into(), db: 0, name: name("a") };
+    let opening = handle.clone();
+    let opened = tokio::spawn(async move { opening.set_viewed(vec![id]).await });
+    tokio::task::yield_now().await;
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(actor.run(NoListener, stop.clone()));
+    let batch = tokio::time::timeout(Duration::from_secs(20), batches[0].recv()).await;
+    assert_eq!(batch.unwrap().unwrap()[0].name, name("a"));
+    opened.await.unwrap();
+    stop.cancel();
+    task.await.unwrap();
+}
