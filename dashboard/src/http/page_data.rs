@@ -99,7 +99,7 @@ impl App {
         Ok(LockPage {
             chrome: self.chrome(address),
             home: self.sources.slot_of(&id),
-            trace: self.sources.traces().get(&id, 0),
+            trace: self.sources.traces().get(&id),
             id,
             subject,
             then,

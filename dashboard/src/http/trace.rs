@@ -114,7 +114,7 @@ pub(super) async fn read(
             && *source.deployment == *lock.deployment
             && node.as_ref().is_none_or(|node| *node == source.node)
     });
-    let known = traces.get(&lock, 0);
+    let known = traces.get(&lock);
     let bounds = known.as_ref().map(|trace| (trace.since, trace.until));
     let trace = known.unwrap_or_default();
     let senders = trace::Senders::new(&trace);

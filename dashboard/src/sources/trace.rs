@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use redisson::monitor::{Certainty, Event};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::monitor::switch::WATCH;
 use crate::clock::{SteadyMillis, WallMillis, millis};
@@ -47,7 +48,7 @@ impl Step {
     }
 }
 
-/// A trace with the steps that were requested.
+/// A trace with its steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     pub since: SteadyMillis,
@@ -89,7 +90,7 @@ struct Inner {
     /// The end of the last trace, so that readers need no lock while there is none.
     until: AtomicU64,
     trails: Mutex<HashMap<LockId, Trail>>,
-    changes: watch::Sender<u64>,
+    changes: watch::Sender<()>,
 }
 
 #[derive(Debug)]
@@ -133,7 +134,7 @@ impl Traces {
         }
         trail.until = until;
         self.0.until.fetch_max(until.0, Ordering::Relaxed);
-        self.0.changes.send_modify(|changes| *changes += 1);
+        self.0.changes.send_replace(());
         Ok(until)
     }
 
@@ -167,37 +168,37 @@ impl Traces {
         trail.steps.push_back(Arc::new(Step { seq, event, gap_micros, raw }));
         trail.next += 1;
         drop(trails);
-        self.0.changes.send_modify(|changes| *changes += 1);
+        self.0.changes.send_replace(());
     }
 
-    /// Returns a lock's latest trace with its steps from `first` on, or `None` if there is none.
+    /// Returns a lock's latest trace, or `None` if there is none.
     #[must_use]
-    pub fn get(&self, id: &LockId, first: u64) -> Option<Trace> {
+    pub fn get(&self, id: &LockId) -> Option<Trace> {
         let trails = self.trails();
-        let trail = trails.get(id)?;
-        let steps = trail.steps.iter().filter(|step| step.seq >= first).cloned().collect();
-        let Trail { since, until, dropped, next, .. } = *trail;
-        Some(Trace { since, until, dropped, next, steps })
+        let Trail { since, until, dropped, next, ref steps } = *trails.get(id)?;
+        Some(Trace { since, until, dropped, next, steps: steps.iter().cloned().collect() })
     }
 
     /// Waits for a step with that number or a later one, for the end of the trace, or for `patience`.
     pub async fn wait(&self, id: &LockId, first: u64, patience: Duration) {
         let mut changes = self.0.changes.subscribe();
         let arrived = async {
-            loop {
-                let trails = || self.trails().get(id).map(|trail| (trail.next, trail.until));
-                let now = SteadyMillis::now();
-                match trails() {
-                    Some((next, until)) if next <= first && now < until => {}
-                    _ => return,
-                }
-                if changes.changed().await.is_err() {
+            while let Some(left) = self.time_left(id, first) {
+                // The trace may have been extended by then.
+                if let Ok(Err(_)) = timeout(left, changes.changed()).await {
                     return;
                 }
             }
         };
         // A time-out is not an error.
-        drop(tokio::time::timeout(patience, arrived).await);
+        drop(timeout(patience, arrived).await);
+    }
+
+    /// Returns the remaining time of a running trace that has no step with that number or a later one yet.
+    fn time_left(&self, id: &LockId, first: u64) -> Option<Duration> {
+        let (trails, now) = (self.trails(), SteadyMillis::now());
+        let trail = trails.get(id).filter(|trail| trail.next <= first && now < trail.until)?;
+        Some(Duration::from_millis(trail.until.millis_since(now)))
     }
 }
 
@@ -233,7 +234,7 @@ mod tests {
     fn steps_of_a_traced_lock_are_recorded_until_it_ends() {
         let (traces, raw) = (Traces::default(), Arc::from(&b"line"[..]));
         traces.record(&id("a"), &event("a", 1), &raw, at(1));
-        assert_eq!(traces.get(&id("a"), 0), None);
+        assert_eq!(traces.get(&id("a")), None);
         assert!(!traces.is_active(at(1)));
         traces.start(&id("a"), at(1)).unwrap();
         assert!(traces.is_active(at(2)) && traces.traced("main", 1, at(2)).is_empty());
@@ -242,15 +243,14 @@ mod tests {
         traces.record(&id("b"), &event("b", 11), &raw, at(2));
         traces.record(&id("a"), &event("a", 35), &raw, at(60));
         traces.record(&id("a"), &event("a", 99), &raw, at(61));
-        let trace = traces.get(&id("a"), 0).unwrap();
+        let trace = traces.get(&id("a")).unwrap();
         let gaps: Vec<Option<u64>> = trace.steps.iter().map(|step| step.gap_micros).collect();
         assert_eq!((gaps, trace.next, trace.dropped), (vec![None, Some(25)], 2, 0));
         assert!(!trace.is_running(at(61)) && !traces.is_active(at(61)));
-        assert_eq!(traces.get(&id("a"), 1).unwrap().steps.len(), 1);
         // Another trace of the lock begins empty, and its numbers continue.
         traces.start(&id("a"), at(70)).unwrap();
         traces.record(&id("a"), &event("a", 100), &raw, at(71));
-        let trace = traces.get(&id("a"), 0).unwrap();
+        let trace = traces.get(&id("a")).unwrap();
         assert_eq!((trace.since, trace.steps[0].seq, trace.steps.len()), (at(70), 2, 1));
     }
 
@@ -264,15 +264,15 @@ mod tests {
         assert!(traces.start(&id("0"), at(9)).is_ok(), "one that is running goes on");
         // The trace that ended first makes room.
         assert!(traces.start(&id("more"), at(62)).is_ok());
-        assert_eq!(traces.get(&id("1"), 0), None);
-        assert!(traces.get(&id("0"), 0).is_some());
+        assert_eq!(traces.get(&id("1")), None);
+        assert!(traces.get(&id("0")).is_some());
         for i in 0..MAX_STEPS as u64 + 7 {
             traces.record(&id("more"), &event("more", i), &raw, at(63));
         }
-        let trace = traces.get(&id("more"), 0).unwrap();
+        let trace = traces.get(&id("more")).unwrap();
         assert_eq!((trace.steps.len(), trace.dropped, trace.steps[0].seq), (MAX_STEPS, 7, 7));
         traces.start(&id("late"), at(62 + 60 + 15 * 60)).unwrap();
-        assert_eq!(traces.get(&id("more"), 0), None, "retained for a while only");
+        assert_eq!(traces.get(&id("more")), None, "retained for a while only");
     }
 
     #[tokio::test]
@@ -283,12 +283,21 @@ mod tests {
         let waiting = traces.clone();
         let reader = tokio::spawn(async move {
             waiting.wait(&id("a"), 0, Duration::from_secs(3_600)).await;
-            waiting.get(&id("a"), 0).unwrap().steps.len()
+            waiting.get(&id("a")).unwrap().steps.len()
         });
         tokio::task::yield_now().await;
         traces.record(&id("a"), &event("a", 1), &Arc::from(&b""[..]), SteadyMillis::now());
         assert_eq!(reader.await.unwrap(), 1);
         // No step arrives for a while.
         traces.wait(&id("a"), 1, Duration::from_millis(1)).await;
+    }
+
+    #[tokio::test]
+    async fn a_reader_waits_no_longer_than_until_the_end_of_the_trace() {
+        let (traces, a, began) = (Traces::default(), id("a"), SteadyMillis::now());
+        traces.start(&a, began.minus(millis(WATCH) - 50)).unwrap();
+        let waiting = traces.wait(&a, 0, Duration::from_secs(3_600));
+        timeout(Duration::from_secs(20), waiting).await.unwrap();
+        assert!(SteadyMillis::now() >= began.plus(50));
     }
 }
