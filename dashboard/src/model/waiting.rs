@@ -186,8 +186,7 @@ impl Waiting {
                 known.seen = known.seen.max(at.moment());
                 continue;
             }
-            changed = true;
-            self.add(Waiter {
+            changed |= self.add(Waiter {
                 id: *id,
                 since: Since { at: *since, exact: true },
                 from: at.back_to(*since).moment(),
@@ -227,9 +226,8 @@ impl Waiting {
                     (stamp.received.moment(), true, overdue);
                 continue;
             }
-            changed = true;
             let exact = window.is_some_and(|window| window <= EXACT);
-            self.add(Waiter {
+            changed |= self.add(Waiter {
                 id: entry.id,
                 since: Since { at: stamp.steady(), exact },
                 from: stamp.received.moment(),
@@ -334,12 +332,16 @@ impl Waiting {
         self.waiters().count() != before
     }
 
-    fn add(&mut self, waiter: Waiter) {
-        if self.waiters.len() >= MAX_WAITERS {
-            // The longest waits matter most.
-            self.waiters.pop();
+    /// Adds a waiter in its place by the beginning of its wait. If there are too many, the shortest wait is left out.
+    /// Returns true if anything changed.
+    fn add(&mut self, waiter: Waiter) -> bool {
+        let place = self.waiters.partition_point(|known| known.from <= waiter.from);
+        if place >= MAX_WAITERS {
+            return false;
         }
-        self.waiters.push(waiter);
+        self.waiters.truncate(MAX_WAITERS - 1);
+        self.waiters.insert(place, waiter);
+        true
     }
 
     /// Ends the waits of these ids, which hold the lock or have left. Returns those that had waited.
@@ -480,6 +482,32 @@ mod tests {
         waiting.read_queue(stamp(1), None, 1, Some(&queue(&entries)));
         assert_eq!(waiting.waiters().count(), MAX_WAITERS);
         assert_eq!(waiting.waiters().next().unwrap().id, id(0));
+        assert!(!waiting.read_queue(stamp(2), None, 1, Some(&queue(&entries))));
+        assert_eq!(waiting.waiters().count(), MAX_WAITERS);
+    }
+
+    #[test]
+    fn the_longest_waits_come_first_and_are_retained() {
+        let mut waiting = Waiting::default();
+        let agent = ClientId::from_random([1; 16]);
+        let at = |ms| Time::of_test(ms, 0);
+        for ms in [5_000, 5_001] {
+            waiting.attempt(id(1), at(ms), true, None);
+        }
+        let older = (HolderId::new(agent, 2), SteadyMillis(3_000));
+        assert!(waiting.agent(agent, 1, &[older], at(6_000)));
+        let threads = |waiting: &Waiting| -> Vec<i64> {
+            waiting.waiters().map(|waiter| waiter.id.thread).collect()
+        };
+        assert_eq!(threads(&waiting), [2, 1]);
+        let entries: Vec<_> = (100..100 + MAX_WAITERS as i64).map(|n| (n, 90_000)).collect();
+        waiting.read_queue(stamp(7_000), None, 7_000, Some(&queue(&entries)));
+        let shown = threads(&waiting);
+        assert_eq!((shown.len(), &shown[..3]), (MAX_WAITERS, &[2, 1, 100][..]));
+        let oldest = (HolderId::new(agent, 3), SteadyMillis(1_000));
+        assert!(waiting.agent(agent, 2, &[older, oldest], at(8_000)));
+        let shown = threads(&waiting);
+        assert_eq!((shown.len(), &shown[..3]), (MAX_WAITERS, &[3, 2, 1][..]));
     }
 
     #[test]
