@@ -1,7 +1,7 @@
 //! Gauges that are filled from the latest snapshot at each scrape.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -170,21 +170,17 @@ impl SnapshotCollector {
         }
         self.fill_sources();
         let snapshot = self.hub.snapshot();
-        self.not_kept.set(i64::try_from(snapshot.not_kept).unwrap_or(i64::MAX));
-        self.possible_not_kept.set(i64::try_from(snapshot.possible_not_kept).unwrap_or(i64::MAX));
+        self.not_kept.set(int(snapshot.not_kept));
+        self.possible_not_kept.set(int(snapshot.possible_not_kept));
         let seen = self.deployments_seen();
-        let mut oldest: HashMap<(Arc<str>, Arc<str>), SteadyMillis> = HashMap::new();
         for ((deployment, group), sums) in &snapshot.sums().groups {
-            if seen.contains(&**deployment) {
-                self.fill_group(deployment, group, sums, &mut oldest);
+            if seen.contains(deployment) {
+                self.fill_group(deployment, group, sums);
             }
         }
         let troubled = snapshot.notable().filter(|lock| seen.contains(&*lock.id.deployment));
         let problems = once::problems(troubled);
         self.fill_problems(&problems);
-        for ((deployment, group), at) in oldest {
-            self.oldest.with_label_values(&[&*deployment, &group]).set(seconds(at));
-        }
         if let Some(named) = &self.named {
             let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
             self.fill_named(named.rows(problems, SteadyMillis::now()), &seen);
@@ -207,28 +203,19 @@ impl SnapshotCollector {
         seen
     }
 
-    fn fill_group(
-        &self,
-        deployment: &Arc<str>,
-        group: &Arc<str>,
-        sums: &GroupSums,
-        oldest: &mut HashMap<(Arc<str>, Arc<str>), SteadyMillis>,
-    ) {
+    fn fill_group(&self, deployment: &Arc<str>, group: &Arc<str>, sums: &GroupSums) {
         self.groups.begin(deployment, group);
-        let int = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         for (kind, (locks, holders)) in &sums.held {
-            self.locks.with_label_values(&[&**deployment, kind, group]).add(int(*locks));
-            self.holders.with_label_values(&[&**deployment, kind, group]).add(int(*holders));
+            self.locks.with_label_values(&[&**deployment, kind, group]).set(int(*locks));
+            self.holders.with_label_values(&[&**deployment, kind, group]).set(int(*holders));
         }
         for (exact, waiting) in [("true", sums.waiting), ("false", sums.waiting_at_least)] {
             if let Some(waiting) = waiting {
-                self.waiters.with_label_values(&[&**deployment, group, exact]).add(int(waiting));
+                self.waiters.with_label_values(&[&**deployment, group, exact]).set(int(waiting));
             }
         }
         if let Some(at) = sums.oldest {
-            let key = (Arc::clone(deployment), Arc::clone(group));
-            let first = oldest.entry(key).or_insert(at);
-            *first = (*first).min(at);
+            self.oldest.with_label_values(&[deployment, group]).set(seconds(at));
         }
     }
 
@@ -284,6 +271,10 @@ impl SnapshotCollector {
             }
         }
     }
+}
+
+fn int(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// Converts to the wall clock, which Prometheus uses.
