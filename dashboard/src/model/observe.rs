@@ -5,7 +5,7 @@ use redisson::{LockName, Moment, keys};
 use super::Model;
 use super::lock_table::LockEntry;
 use super::record::RestoredLock;
-use crate::clock::Time;
+use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{Ending, Observation, Reading, ScopeId, Source, Stamp};
 
 impl Model {
@@ -64,21 +64,8 @@ impl Model {
             Observation::ServerAddress { address, replica, replid } => {
                 self.scopes[scope.0].set_address(address, replica, replid);
             }
-            Observation::Databases(with_keys) => {
-                let watched: Vec<u32> =
-                    self.databases(scope).iter().map(|scope| self.scopes[scope.0].db).collect();
-                let elsewhere = with_keys.iter().any(|db| !watched.contains(db));
-                self.scopes[scope.0].has_unwatched = elsewhere;
-            }
-            Observation::Clock { ahead_ms, at } => {
-                let notice = self.scopes[scope.0].set_clock(ahead_ms);
-                // The databases of a server have one clock.
-                if let Some(text) = notice.filter(|_| self.databases(scope).first() == Some(&scope))
-                {
-                    let deployment = self.scopes[scope.0].deployment.to_string();
-                    self.notice(at, deployment, text);
-                }
-            }
+            Observation::Databases(with_keys) => self.set_databases(scope, &with_keys),
+            Observation::Clock { ahead_ms, at } => self.set_clock(scope, ahead_ms, at),
             Observation::Subscribers { counts, at } => {
                 for (name, count) in counts {
                     self.update(scope, &name, at, |record, _, effects| {
@@ -222,6 +209,22 @@ impl Model {
         // Most keys that expire are not locks.
         if known {
             self.prioritize(scope_id, name);
+        }
+    }
+
+    /// Applies the list of a server's databases that have keys.
+    fn set_databases(&mut self, scope: ScopeId, with_keys: &[u32]) {
+        let watched = self.databases(scope);
+        let is_watched = |db: &u32| watched.iter().any(|scope| self.scopes[scope.0].db == *db);
+        self.scopes[scope.0].has_unwatched = !with_keys.iter().all(is_watched);
+    }
+
+    /// Applies a reading of a server's clock, which all of its databases have read.
+    fn set_clock(&mut self, scope: ScopeId, ahead_ms: i64, at: SteadyMillis) {
+        let notice = self.scopes[scope.0].set_clock(ahead_ms);
+        if let Some(text) = notice.filter(|_| self.databases(scope).first() == Some(&scope)) {
+            let deployment = self.scopes[scope.0].deployment.to_string();
+            self.notice(at, deployment, text);
         }
     }
 
