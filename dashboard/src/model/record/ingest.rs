@@ -265,7 +265,6 @@ impl Record {
         let silent = expired && self.may_have_left_silently();
         let holder = self.field_of(hold.id);
         let what = if self.is_lost(&hold, last, stamp, context) {
-            effects.push(Effect::LostInRestart);
             LockEvent::Vanished(holder, EndCause::ServerRestarted)
         } else if left {
             LockEvent::Released(Some(holder))
@@ -339,14 +338,25 @@ impl Record {
         if self.has_returned_late(hold.id, last) {
             return;
         }
-        let evidence = format!(
-            "{} had renewed it to about {:.1} s; last read with {:.1} s left, then it was gone without a release message",
-            self.field_of(hold.id),
-            lease.as_secs_f64(),
+        let seen = format!(
+            "last read with {:.1} s left, then it was gone without a release message",
             ttl.as_secs_f64()
         );
-        let (holder, certainty) = (Some(self.field_of(hold.id)), Certainty::Suspected);
-        let at = stamp.received;
+        self.suspect_expiry(hold, lease, stamp.received, source, &seen);
+    }
+
+    /// Records the expiry of a hold that had been renewed to this lease. `seen` is what showed it.
+    fn suspect_expiry(
+        &mut self,
+        hold: Hold,
+        lease: Duration,
+        at: Time,
+        source: Source,
+        seen: &str,
+    ) {
+        let (holder, lease) = (self.field_of(hold.id), lease.as_secs_f64());
+        let evidence = format!("{holder} had renewed it to about {lease:.1} s; {seen}");
+        let (holder, certainty) = (Some(holder), Certainty::Suspected);
         self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
     }
 
@@ -366,15 +376,10 @@ impl Record {
             self.end_with(hold, at, Source::Keyspace, what, effects);
             let last = self.stamp;
             let known = last.is_some_and(|last| self.has_returned_late(hold.id, last));
-            let Some(lease) = lease.filter(|_| !context.restarted && !known) else { continue };
-            let evidence = format!(
-                "{} had renewed it to about {:.1} s; then the server reported that its key had expired",
-                self.field_of(hold.id),
-                lease.as_secs_f64()
-            );
-            let (holder, certainty) = (Some(self.field_of(hold.id)), Certainty::Suspected);
-            let source = Source::Keyspace;
-            self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
+            if let Some(lease) = lease.filter(|_| !context.restarted && !known) {
+                let seen = "then the server reported that its key had expired";
+                self.suspect_expiry(hold, lease, at, Source::Keyspace, seen);
+            }
         }
         self.free_since = at.moment();
         self.ttl = None;
@@ -431,25 +436,12 @@ impl Record {
             if matches!(reading, Reading::Absent { .. }) {
                 self.record_expiry(hold, last, stamp, source, context);
             }
-            let left = self.end_of_ttl(last).map(|end| end.since(stamp.received.moment()));
-            let end = match reading {
+            let cause = match reading {
                 Reading::Other(what) => EndCause::Replaced(what.clone()),
-                _ if self.is_lost(&hold, last, stamp, context) => {
-                    effects.push(Effect::LostInRestart);
-                    EndCause::ServerRestarted
-                }
-                _ => match left {
-                    // A reading shortly before the end of the lease would have shown its release.
-                    Some(_) if self.ttl > Some(NEAR_END) && has_missed(last, context) => {
-                        EndCause::Unobserved
-                    }
-                    Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
-                    Some(_) if self.may_have_left_silently() => EndCause::ExpiredOrReleased,
-                    Some(_) => EndCause::Expired,
-                    None => EndCause::Early(0),
-                },
+                _ if self.is_lost(&hold, last, stamp, context) => EndCause::ServerRestarted,
+                _ => self.absence_cause(last, stamp, context),
             };
-            let what = LockEvent::Vanished(self.field_of(hold.id), end);
+            let what = LockEvent::Vanished(self.field_of(hold.id), cause);
             self.end_with(hold, stamp.received, source, what, effects);
         }
         if let Some(cold) = &mut self.cold {
@@ -461,6 +453,21 @@ impl Record {
         self.check_leftovers(stamp, reading);
         self.judge(stamp, source, context, effects);
         self.drop_empty_cold_state();
+    }
+
+    /// Returns why a lock is absent that was held at the `last` reading, if the server has not lost it.
+    fn absence_cause(&self, last: Option<Stamp>, stamp: Stamp, context: ScopeContext) -> EndCause {
+        let left = self.end_of_ttl(last).map(|end| end.since(stamp.received.moment()));
+        match left {
+            // A reading shortly before the end of the lease would have shown its release.
+            Some(_) if self.ttl > Some(NEAR_END) && has_missed(last, context) => {
+                EndCause::Unobserved
+            }
+            Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
+            Some(_) if self.may_have_left_silently() => EndCause::ExpiredOrReleased,
+            Some(_) => EndCause::Expired,
+            None => EndCause::Early(0),
+        }
     }
 
     /// Returns whether a hold that was gone after the end of its time to live may have been released before, without a

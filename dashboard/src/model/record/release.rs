@@ -7,7 +7,8 @@ use super::{Effect, Hold, Record};
 use crate::clock::{SteadyMillis, Time};
 use crate::model::contention::Count;
 use crate::model::types::{
-    ArchiveEntry, Certainty, Ending, HolderField, LockEvent, PastHold, Since, Source, Stamp,
+    ArchiveEntry, Certainty, EndCause, Ending, HolderField, LockEvent, PastHold, Since, Source,
+    Stamp,
 };
 
 impl Record {
@@ -35,11 +36,7 @@ impl Record {
         }
         let known: Vec<Hold> = if self.is_released() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
-            let holder = self.field_of(hold.id);
-            let what = match ended {
-                Ending::Forced => LockEvent::Forced(holder),
-                _ => LockEvent::Released(Some(holder)),
-            };
+            let what = release_event(self.field_of(hold.id), ended);
             self.end_with(*hold, at, source, what, effects);
         }
         if known.is_empty() {
@@ -89,11 +86,7 @@ impl Record {
         history.push(past.clone());
         self.count(source, Count::Held(past), effects);
         self.event(from.steady(), Source::Monitor, LockEvent::Taken(holder.clone(), 0), effects);
-        let what = match ended {
-            Ending::Forced => LockEvent::Forced(holder),
-            _ => LockEvent::Released(Some(holder)),
-        };
-        self.event(at.steady(), source, what, effects);
+        self.event(at.steady(), source, release_event(holder, ended), effects);
     }
 
     /// Applies a release that is reported after a newer reading: the holds in that reading began after the release.
@@ -130,6 +123,9 @@ impl Record {
     ) {
         let forced = self.is_forced(&hold.id, at.moment());
         let what = if forced { LockEvent::Forced(self.field_of(hold.id)) } else { what };
+        if matches!(what, LockEvent::Vanished(_, EndCause::ServerRestarted)) {
+            effects.push(Effect::LostInRestart);
+        }
         if let Some(ended) = what.ending() {
             self.end(hold, at, ended, effects);
         }
@@ -152,5 +148,13 @@ impl Record {
             effects.push(Effect::Count(Source::Poll, Count::Held(past.clone())));
             effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
         }
+    }
+}
+
+/// Returns the event of a release by the holder, or by force.
+fn release_event(holder: HolderField, ended: Ending) -> LockEvent {
+    match ended {
+        Ending::Forced => LockEvent::Forced(holder),
+        _ => LockEvent::Released(Some(holder)),
     }
 }
