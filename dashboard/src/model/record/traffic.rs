@@ -248,7 +248,7 @@ impl Record {
     /// it.
     fn on_late_return(&mut self, holder: HolderId, what: Action, at: Time) {
         let still = self.holds.iter().any(|hold| hold.id == holder) && !self.is_released();
-        let mut early = None;
+        let mut cause = None;
         let gone_for = if still {
             // The hold had expired by then, and the reading that shows this is yet to come.
             let Some(end) = self.end_of_ttl(self.stamp).filter(|end| *end <= at.moment()) else {
@@ -268,34 +268,18 @@ impl Record {
             if self.has_tried_within(holder, gone_for, at) {
                 return;
             }
-            early = self.events.end_cause(&past.id, past.to).cloned();
+            cause = self.events.end_cause(&past.id, past.to);
             gone_for
         };
         if gone_for < LATE {
             return;
-        }
-        let wanted = if what == Action::RenewalFoundNothing { "renew" } else { "release" };
-        let mut evidence = format!(
-            "{holder} tried to {wanted} it {:.1} s after it was gone",
-            gone_for.as_secs_f64()
-        );
-        match early {
-            Some(EndCause::Early(left)) if left > 0 => evidence.push_str(&format!(
-                ", which was {}.{} s before its lease expired: it was deleted, or Redis lost it",
-                left / 1000,
-                left % 1000 / 100
-            )),
-            Some(EndCause::Replaced(what)) => {
-                evidence.push_str(&format!(": its key was overwritten, and is now {what}"));
-            }
-            _ => {}
         }
         let expired = Expired {
             at,
             holder: Some(holder.into()),
             certainty: Certainty::Certain,
             source: Source::Monitor,
-            evidence,
+            evidence: late_return(holder, what, gone_for, cause),
         };
         self.cold().expired = Some(expired);
         self.dirty = true;
@@ -307,5 +291,28 @@ impl Record {
             self.dirty |= cold.waiting.remove_source(Source::Monitor);
         }
         self.drop_empty_cold_state();
+    }
+}
+
+/// Describes a holder's attempt to renew or release a hold that had been gone for that time.
+fn late_return(
+    holder: HolderId,
+    what: Action,
+    gone_for: Duration,
+    cause: Option<&EndCause>,
+) -> String {
+    let wanted = if what == Action::RenewalFoundNothing { "renew" } else { "release" };
+    let after = gone_for.as_secs_f64();
+    let evidence = format!("{holder} tried to {wanted} it {after:.1} s after it was gone");
+    match cause {
+        Some(EndCause::Early(left @ 1..)) => format!(
+            "{evidence}, which was {}.{} s before its lease expired: it was deleted, or Redis lost it",
+            left / 1000,
+            left % 1000 / 100
+        ),
+        Some(EndCause::Replaced(what)) => {
+            format!("{evidence}: its key was overwritten, and is now {what}")
+        }
+        _ => evidence,
     }
 }
