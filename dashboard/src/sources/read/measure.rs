@@ -24,15 +24,15 @@ pub(super) struct Measured {
 /// node of a key if it is on another node.
 pub(super) async fn measure(
     caller: &mut impl Caller,
-    candidates: &[(LockName, Vec<Vec<u8>>)],
+    keys: &[(&LockName, &[Vec<u8>])],
 ) -> Result<(Stamp, Vec<Result<Measured, Redirect>>), ReadError> {
     let mut commands = Vec::new();
-    for (name, fields) in candidates {
+    for (name, fields) in keys {
         commands.push(command("PTTL", name.as_bytes()));
         if fields.len() >= SAMPLE {
             commands.push(command("HLEN", name.as_bytes()));
         }
-        for field in fields {
+        for field in *fields {
             let mut length = command("HSTRLEN", name.as_bytes());
             length.arg(field);
             commands.push(length);
@@ -40,8 +40,8 @@ pub(super) async fn measure(
     }
     let (stamp, replies) = send(caller, commands).await?;
     let mut replies = replies.into_iter();
-    let mut all = Vec::with_capacity(candidates.len());
-    for (_, fields) in candidates {
+    let mut all = Vec::with_capacity(keys.len());
+    for (_, fields) in keys {
         let mut redirect = None;
         let mut next = |what| {
             let reply = replies.next().ok_or(ReadError::UnexpectedReply(what))?;
@@ -54,7 +54,7 @@ pub(super) async fn measure(
             count = next("HLEN")?.as_ref().and_then(integer).unwrap_or(count);
         }
         let mut lengths = Vec::with_capacity(fields.len());
-        for _ in fields {
+        for _ in *fields {
             lengths.push(next("HSTRLEN")?.as_ref().and_then(integer).unwrap_or(u64::MAX));
         }
         let measured = Measured { count, lengths, expires: ttl.is_some_and(|ttl| ttl >= 0) };

@@ -1,6 +1,5 @@
 //! Step-by-step checks of whether unknown keys can be locks.
 
-use redis::Cmd;
 use redisson::{LockName, keys, shape};
 
 use super::measure::{Measured, SAMPLE, measure};
@@ -16,6 +15,7 @@ use crate::model::types::{Companions, Reading};
 
 /// The number of keys in one large pipeline of single commands.
 pub(super) const PROBES: usize = 200;
+
 /// The prior knowledge about keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keys {
@@ -44,41 +44,11 @@ pub(super) async fn probe(
     if hashes.is_empty() {
         return Ok(jobs);
     }
-    let (stamp, samples) =
-        send(caller, hashes.iter().map(|(name, _)| sample(name)).collect()).await?;
-    let mut candidates = Vec::new();
-    let mut tokens = Vec::new();
-    for ((name, token), reply) in hashes.into_iter().zip(samples) {
-        if let Some(redirect) = redirect_of(&reply) {
-            let known = KnownParts { token, ..KnownParts::default() };
-            findings.redirect(&facts, ReadRequest { name, known }, redirect);
-            continue;
-        }
-        let fields = permitted(reply)?.map(|value| strings(&value).unwrap_or_default());
-        match fields {
-            Ok(fields) if fields.is_empty() => {
-                let reading = Reading::Absent { companions: Companions::default() };
-                findings.found.push(Found { name, stamp, reading });
-            }
-            Ok(fields)
-                if fields.iter().all(|field| is_candidate(field, kind))
-                    && shape::other_synchronizer(&fields).is_none() =>
-            {
-                candidates.push((name, fields));
-                tokens.push(token);
-            }
-            Ok(fields) => {
-                let reading = Reading::Other(other_hash(&fields));
-                findings.found.push(Found { name, stamp, reading });
-            }
-            Err(error) => {
-                let reading = Reading::Other(unreadable(&error));
-                findings.found.push(Found { name, stamp, reading });
-            }
-        }
-    }
-    let (stamp, measured) = measure(caller, &candidates).await?;
-    for (((name, fields), token), measured) in candidates.into_iter().zip(tokens).zip(measured) {
+    let candidates = sample(caller, hashes, kind, findings).await?;
+    let keys: Vec<_> = candidates.iter().map(|it| (&it.name, it.fields.as_slice())).collect();
+    let (stamp, measured) = measure(caller, &keys).await?;
+    for (candidate, measured) in candidates.into_iter().zip(measured) {
+        let Candidate { name, fields, token } = candidate;
         let settled = fields.len() < SAMPLE;
         let known = KnownParts { fields, settled, token, ..KnownParts::default() };
         let Measured { count, lengths, expires } = match measured {
@@ -97,6 +67,55 @@ pub(super) async fn probe(
         }
     }
     Ok(jobs)
+}
+
+/// A hash with some of its fields, which are those of a lock.
+struct Candidate {
+    name: LockName,
+    fields: Vec<Vec<u8>>,
+    /// True if its token is read.
+    token: bool,
+}
+
+/// Reads the names of some fields of these hashes, each with whether its token is read. Returns the hashes whose fields are
+/// those of a lock. The other keys are added to the findings.
+async fn sample(
+    caller: &mut impl Caller,
+    hashes: Vec<(LockName, bool)>,
+    kind: Keys,
+    findings: &mut Findings,
+) -> Result<Vec<Candidate>, ReadError> {
+    let commands = hashes.iter().map(|(name, _)| {
+        let mut names = command("HRANDFIELD", name.as_bytes());
+        names.arg(SAMPLE);
+        names
+    });
+    let (stamp, replies) = send(caller, commands.collect()).await?;
+    let mut candidates = Vec::new();
+    for ((name, token), reply) in hashes.into_iter().zip(replies) {
+        if let Some(redirect) = redirect_of(&reply) {
+            let known = KnownParts { token, ..KnownParts::default() };
+            findings.redirect(caller.facts(), ReadRequest { name, known }, redirect);
+            continue;
+        }
+        let fields = permitted(reply)?.map(|value| strings(&value).unwrap_or_default());
+        let reading = match fields {
+            Ok(fields) if fields.is_empty() => {
+                Reading::Absent { companions: Companions::default() }
+            }
+            Ok(fields)
+                if fields.iter().all(|field| is_candidate(field, kind))
+                    && shape::other_synchronizer(&fields).is_none() =>
+            {
+                candidates.push(Candidate { name, fields, token });
+                continue;
+            }
+            Ok(fields) => Reading::Other(other_hash(&fields)),
+            Err(error) => Reading::Other(unreadable(&error)),
+        };
+        findings.found.push(Found { name, stamp, reading });
+    }
+    Ok(candidates)
 }
 
 /// Returns the keys that are hashes with a bounded number of fields, each with whether its token is read. Jobs are
@@ -161,10 +180,4 @@ fn is_candidate(field: &[u8], kind: Keys) -> bool {
             Keys::Any => shape::is_foreign_field(field),
             Keys::Hashes => shape::has_client(field),
         }
-}
-
-fn sample(name: &LockName) -> Cmd {
-    let mut names = command("HRANDFIELD", name.as_bytes());
-    names.arg(SAMPLE);
-    names
 }

@@ -9,7 +9,7 @@ use redisson::{HolderId, LockName};
 use service_kit::redis::{Redirect, ServerError};
 
 use super::companions::{CompanionRead, More, readable};
-use super::measure::measure;
+use super::measure::{Measured, measure};
 use super::reply::{
     concerns_key, integer, not_a_lock, optional_strings, permitted, signed, strings, too_large,
     unreadable,
@@ -83,6 +83,16 @@ impl Job {
 
     fn key(&self) -> &[u8] {
         self.name.as_bytes()
+    }
+
+    /// Sets the fields of the hash. The `long` ones are not read.
+    fn set_fields(&mut self, fields: Vec<Vec<u8>>, long: &HashSet<Vec<u8>>) {
+        self.name_count = self.name_count.max(fields.len() + SPARE_NAMES);
+        let fits = |field: &Vec<u8>| shape::is_foreign_field(field) && !long.contains(field);
+        (self.fields, self.unexpected) = fields.into_iter().partition(fits);
+        if let Some(companions) = &mut self.companions {
+            companions.add_readers(&self.fields);
+        }
     }
 
     /// Returns the commands of one transaction: the number of fields, the time to live, their names, the values of known
@@ -175,14 +185,15 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
         match need {
             Need::Fields(fields) => {
                 let new = fields.iter().filter(|field| !job.fields.contains(field));
-                let new = new.filter(|field| shape::is_foreign_field(field)).cloned().collect();
-                new_fields.push((job.name.clone(), new));
+                let new = new.filter(|field| shape::is_foreign_field(field)).cloned();
+                new_fields.push((job.name.clone(), new.collect::<Vec<_>>()));
             }
             Need::Queue => queues.push(job.name.clone()),
             Need::Same | Need::Names(_) | Need::Deadlines(_) => {}
         }
     }
-    let (_, measured) = measure(caller, &new_fields).await?;
+    let keys: Vec<_> = new_fields.iter().map(|(name, new)| (name, new.as_slice())).collect();
+    let (_, measured) = measure(caller, &keys).await?;
     let mut measured = new_fields.into_iter().map(|(_, new)| new).zip(measured);
     let mut queues = readable(caller, &queues).await?.into_iter();
     let mut prepared = Vec::new();
@@ -191,25 +202,8 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
             Need::Same => {}
             Need::Names(count) => job.name_count = count,
             Need::Fields(fields) => {
-                let (new, lengths) = measured.next().map_or_else(Default::default, |(new, of)| {
-                    // The next transaction reports a slot that has moved in the meantime.
-                    let lengths = of.map_or_else(|_| vec![u64::MAX; new.len()], |of| of.lengths);
-                    (new, lengths)
-                });
-                let long: HashSet<&Vec<u8>> = new
-                    .iter()
-                    .zip(lengths)
-                    .filter(|(_, length)| *length > shape::MAX_VALUE_LEN as u64)
-                    .map(|(field, _)| field)
-                    .collect();
-                let fits =
-                    |field: &Vec<u8>| shape::is_foreign_field(field) && !long.contains(field);
-                (job.fields, job.unexpected) = fields.into_iter().partition(fits);
-                job.name_count =
-                    job.name_count.max(job.fields.len() + job.unexpected.len() + SPARE_NAMES);
-                if let Some(companions) = &mut job.companions {
-                    companions.add_readers(&job.fields);
-                }
+                let long = measured.next().map(|(new, measured)| long_fields(new, measured));
+                job.set_fields(fields, &long.unwrap_or_default());
             }
             Need::Queue => {
                 let may_be_read = queues.next().unwrap_or(false);
@@ -226,6 +220,15 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
         prepared.push(job);
     }
     Ok(prepared)
+}
+
+/// Returns the fields whose values are too long for a count, or all of them if the key is on another node, which the next
+/// transaction reports.
+fn long_fields(fields: Vec<Vec<u8>>, measured: Result<Measured, Redirect>) -> HashSet<Vec<u8>> {
+    let Ok(Measured { lengths, .. }) = measured else { return fields.into_iter().collect() };
+    let long = fields.into_iter().zip(lengths);
+    let long = long.filter(|(_, length)| *length > shape::MAX_VALUE_LEN as u64);
+    long.map(|(field, _)| field).collect()
 }
 
 /// A further request that a reading makes necessary.
@@ -350,31 +353,13 @@ fn evaluate(job: &Job, results: Vec<Value>) -> Result<Outcome, ReadError> {
         return Ok(Outcome::Read(Reading::Other(too_large(length))));
     }
     let length = usize::try_from(length).unwrap_or(usize::MAX);
-    let partial = || Reading::Absent { companions: Companions::default() };
-    let values = match values {
-        Some(values) => optional_strings(&values).ok_or(ReadError::UnexpectedReply("HMGET"))?,
-        None => Vec::new(),
-    };
-    let mut hash: Vec<(&[u8], &[u8])> = Vec::new();
-    for (field, value) in job.fields.iter().zip(&values) {
-        if let Some(value) = value {
-            hash.push((field, value));
+    let hash = match parse_hash(job, length, names.as_ref(), values.as_ref())? {
+        Ok(hash) => hash,
+        Err(need) => {
+            let nothing = Reading::Absent { companions: Companions::default() };
+            return Ok(Outcome::Needs(need, nothing));
         }
-    }
-    let names = match names {
-        Some(names) => strings(&names).unwrap_or_default(),
-        None => hash.iter().map(|(field, _)| field.to_vec()).collect(),
     };
-    if names.len() < length {
-        return Ok(Outcome::Needs(Need::Names(length + SPARE_NAMES), partial()));
-    }
-    let read = |name: &Vec<u8>| hash.iter().any(|(field, _)| field == name);
-    let unexpected = |name: &Vec<u8>| job.unexpected.contains(name);
-    if !names.iter().all(|name| read(name) || unexpected(name)) {
-        return Ok(Outcome::Needs(Need::Fields(names), partial()));
-    }
-    let mut hash = LockHash::parse(hash);
-    hash.unexpected.extend(names.into_iter().filter(unexpected));
     let (companions, more) = match &job.companions {
         Some(companions) => companions.read(&mut results, &hash.holders)?,
         None if job.slot_moving => {
@@ -399,4 +384,35 @@ fn evaluate(job: &Job, results: Vec<Value>) -> Result<Outcome, ReadError> {
         Some(More::Queue) => Outcome::Needs(Need::Queue, reading),
         Some(More::Waiting(waiting)) => Outcome::Needs(Need::Deadlines(waiting), reading),
     })
+}
+
+/// Parses a hash of that number of fields from the replies to HRANDFIELD and HMGET, or returns what has to be read first.
+fn parse_hash(
+    job: &Job,
+    length: usize,
+    names: Option<&Value>,
+    values: Option<&Value>,
+) -> Result<Result<LockHash, Need>, ReadError> {
+    let values = match values {
+        Some(values) => optional_strings(values).ok_or(ReadError::UnexpectedReply("HMGET"))?,
+        None => Vec::new(),
+    };
+    let pairs = job.fields.iter().zip(&values);
+    let pairs: Vec<(&[u8], &[u8])> =
+        pairs.filter_map(|(field, value)| Some((field.as_slice(), value.as_deref()?))).collect();
+    let names = match names {
+        Some(names) => strings(names).unwrap_or_default(),
+        None => pairs.iter().map(|(field, _)| field.to_vec()).collect(),
+    };
+    if names.len() < length {
+        return Ok(Err(Need::Names(length + SPARE_NAMES)));
+    }
+    let is_read = |name: &Vec<u8>| pairs.iter().any(|(field, _)| field == name);
+    let is_unexpected = |name: &Vec<u8>| job.unexpected.contains(name);
+    if !names.iter().all(|name| is_read(name) || is_unexpected(name)) {
+        return Ok(Err(Need::Fields(names)));
+    }
+    let mut hash = LockHash::parse(pairs);
+    hash.unexpected.extend(names.into_iter().filter(is_unexpected));
+    Ok(Ok(hash))
 }
