@@ -19,6 +19,8 @@ use crate::model::types::{AgentReport, Presence};
 const COMMANDS: usize = 250;
 /// The number of fields in one command.
 const FIELDS: usize = 50;
+/// The number of commands by which one agent is looked up.
+const AGENT_COMMANDS: usize = 3;
 /// The longest entry that is read, in bytes.
 const MAX_ENTRY: u64 = 4_096;
 /// The longest host name that is read, in bytes.
@@ -51,34 +53,23 @@ impl Registry {
         let mut agents: Vec<ClientId> = lookups.iter().map(|(id, _)| id.client).collect();
         agents.sort_unstable();
         agents.dedup();
-        let mut lengths = Vec::new();
-        for agent in &agents {
-            let key = keys::agent(agent);
-            lengths.push(["HSTRLEN".into(), key.clone(), "pid".into()].to_vec());
-            lengths.push(["HSTRLEN".into(), key, "host".into()].to_vec());
-            lengths.push(["PTTL".into(), keys::agent_trace(agent)].to_vec());
-        }
-        for (id, _) in &lookups {
-            let key = keys::agent_holders(&id.client);
-            lengths.push(["HSTRLEN".into(), key, id.thread.to_string().into()].to_vec());
-        }
-        let replies = self.send(lengths).await?;
+        let replies = self.send(length_commands(&agents, &lookups)).await?;
         if let Some(denied) = denial(&replies) {
             return Ok(Err(denied));
         }
         // A key of another type is not an agent's key.
         let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
-        let (of_agents, of_holders) = replies.split_at(agents.len() * 3);
+        let (of_agents, of_holders) = replies.split_at(agents.len() * AGENT_COMMANDS);
         let present: Vec<(ClientId, Presence)> = agents
             .iter()
-            .zip(of_agents.chunks_exact(3))
+            .zip(of_agents.chunks_exact(AGENT_COMMANDS))
             .filter_map(|(id, replies)| {
                 let present = length(&replies[0])? > 0;
                 let traced = length(&replies[2]).is_some_and(|pttl| pttl > 0);
                 Some((*id, Presence::new(present, traced)))
             })
             .collect();
-        let hosted = agents.iter().zip(of_agents.chunks_exact(3));
+        let hosted = agents.iter().zip(of_agents.chunks_exact(AGENT_COMMANDS));
         let hosted = hosted.filter(|(_, lengths)| {
             length(&lengths[1]).is_some_and(|length| (1..=MAX_HOST).contains(&length))
         });
@@ -179,6 +170,23 @@ impl Registry {
         }
         Ok(replies.into_iter().map(|reply| reply.unwrap_or(Ok(Value::Nil))).collect())
     }
+}
+
+/// Returns the commands that show which of these agents and holders are published, and the lengths of their hosts and
+/// entries: [`AGENT_COMMANDS`] for each agent, then one for each holder.
+fn length_commands(agents: &[ClientId], lookups: &[Lookup]) -> Vec<Vec<Vec<u8>>> {
+    let mut commands = Vec::with_capacity(agents.len() * AGENT_COMMANDS + lookups.len());
+    for agent in agents {
+        let key = keys::agent(agent);
+        commands.push(vec!["HSTRLEN".into(), key.clone(), "pid".into()]);
+        commands.push(vec!["HSTRLEN".into(), key, "host".into()]);
+        commands.push(vec!["PTTL".into(), keys::agent_trace(agent)]);
+    }
+    for (id, _) in lookups {
+        let key = keys::agent_holders(&id.client);
+        commands.push(vec!["HSTRLEN".into(), key, id.thread.to_string().into()]);
+    }
+    commands
 }
 
 /// Returns the refusal of Redis, if the account lacks the right to read these keys.
