@@ -15,7 +15,7 @@ use redis::Value;
 use redisson::HolderId;
 use redisson::name::is_invisible;
 use redisson::script::{self, ForceReleaseOutcome, parse_force_release, unannounced};
-use service_kit::redis::{CallError, Deployment, Link, resolve};
+use service_kit::redis::{CallError, Link, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
@@ -457,18 +457,15 @@ impl Releases {
 fn routes(config: &Config, model: &ModelHandle, shutdown: &Shutdown) -> HashMap<ScopeId, Route> {
     let mut routes = HashMap::new();
     for deployment in &config.deployments {
-        let endpoint = resolve(&deployment.release, resolver_options(TIMEOUT), shutdown).ok();
+        let resolved = resolve(&deployment.release, resolver_options(TIMEOUT), shutdown);
         for db in &deployment.dbs {
             let Some(scope) = model.scope(&deployment.name, *db) else { continue };
-            let route = match (&endpoint, &deployment.release) {
-                (Some(endpoint), _) => {
+            let route = match &resolved {
+                Ok(endpoint) => {
                     let endpoint = endpoint.with_db(*db);
                     Route::Server(Link::start(endpoint, route::options(), shutdown))
                 }
-                (None, Deployment::Cluster(target)) => {
-                    Route::Cluster(Nodes::new(target.clone(), shutdown))
-                }
-                (None, Deployment::Server(_) | Deployment::Sentinel(_)) => continue,
+                Err(cluster) => Route::Cluster(Nodes::new((**cluster).clone(), shutdown)),
             };
             routes.insert(scope, route);
         }
