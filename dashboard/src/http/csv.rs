@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 
 use crate::archive::{HeldLock, PastEvent};
 use crate::clock::SteadyMillis;
-use crate::model::contention::Longest;
 use crate::model::types::{LockId, LockView, Since};
 use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
@@ -282,7 +281,6 @@ impl Record for ContentionRow {
 
     fn cells(&self) -> Vec<String> {
         let hour = &self.last_hour;
-        let longest = |longest: &Option<Box<Longest>>| number(longest.as_ref().map(|l| l.ms));
         let mut cells = place(&self.id);
         cells.extend([self.waiting().to_string(), self.is_exact().to_string()]);
         cells.extend(since(self.longest_wait));
@@ -292,12 +290,12 @@ impl Record for ContentionRow {
             hour.waits.count().to_string(),
             hour.waits_given_up.to_string(),
             hour.waiting_ms.to_string(),
-            longest(&hour.longest_wait),
+            number(hour.longest_wait_ms()),
             hour.holds.count().to_string(),
             hour.holds_lost.to_string(),
             number(hour.holds.percentile_ms(50)),
             number(hour.holds.percentile_ms(99)),
-            longest(&hour.longest_hold),
+            number(hour.longest_hold_ms()),
         ]);
         cells
     }

@@ -127,15 +127,12 @@ impl Listed for ContentionRow {
 
     fn position(&self, sort: &str) -> Position<'_> {
         let wait = self.longest_wait.map_or(u64::MAX, |since| since.at.0);
-        let waited = descending(self.last_hour.waiting_ms.max(self.last_hour.waits.sum_ms()));
+        let waited = descending(self.last_hour.waited_ms());
         let rank = match sort {
             "waiting" => (descending(self.waiting()), wait),
             "wait" => (wait, waited),
             "taken" => (descending(self.last_hour.acquisitions), waited),
-            "hold" => (
-                descending(self.last_hour.longest_hold.as_ref().map_or(0, |longest| longest.ms)),
-                waited,
-            ),
+            "hold" => (descending(self.last_hour.longest_hold_ms().unwrap_or(0)), waited),
             "name" => (0, 0),
             _ => (waited, descending(self.waiting())),
         };
