@@ -79,16 +79,15 @@ impl BlockerRow {
 impl Serialize for BlockerRow {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let root = self.root();
-        let step = |step: &'_ Step| (step.depth, Arc::clone(&step.lock));
-        let steps: Vec<(usize, Arc<LockView>)> = self.steps.iter().map(step).collect();
         BlockerJson {
             lock: &root.id,
             holders: root.holders.iter().map(|holder| &*holder.id).collect(),
             blocks: self.blocks,
             longest_wait: self.longest_wait(),
-            tree: steps
+            tree: self
+                .steps
                 .iter()
-                .map(|(depth, lock)| StepJson {
+                .map(|Step { depth, lock }| StepJson {
                     depth: *depth,
                     lock: &lock.id,
                     waiting: lock.waiting,
