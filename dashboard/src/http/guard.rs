@@ -53,11 +53,11 @@ pub async fn check_visitor(
     if client != peer.ip() {
         request.extensions_mut().insert(ConnectInfo(SocketAddr::new(client, 0)));
     }
+    let is_cross_site = !is_read(&request) && !is_same_origin(&access, request.headers());
     match access.visitor(request.headers(), peer.ip(), now_secs()) {
         Ok(visitor) if open || visitor.may(Right::Look) => {
             let sent_by_browser = visitor.auth != AuthMethod::Bearer;
-            let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
-            if changes && sent_by_browser && !is_same_origin(&access, request.headers()) {
+            if is_cross_site && sent_by_browser {
                 return ApiError::new(
                     StatusCode::FORBIDDEN,
                     "another site sent this request: use the form on this dashboard's own page, or a Bearer token",
@@ -73,8 +73,7 @@ pub async fn check_visitor(
             ending_with(stay, next.run(request).await)
         }
         Err(Refusal::Unknown | Refusal::Limited) if open => {
-            let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
-            if changes && !is_same_origin(&access, request.headers()) {
+            if is_cross_site {
                 let why = "another site sent this request: log in on this dashboard's own page";
                 return ApiError::new(StatusCode::FORBIDDEN, why).into_response();
             }
