@@ -8,17 +8,17 @@ use std::sync::Arc;
 use redisson::LockName;
 
 use super::Model;
-use crate::model::types::{Certainty, ProblemKind, RedView, ScopeId};
+use crate::model::types::{Certainty, Group, ProblemKind, RedView, ScopeId};
 
 impl Model {
+    fn group_of(&self, deployment: &Arc<str>) -> Option<&Group> {
+        self.settings.groups.iter().find(|group| group.deployments.contains(deployment))
+    }
+
     /// Returns the scopes with the same database number in the group of that scope's deployment, including itself.
     pub(super) fn members(&self, scope: ScopeId) -> Vec<ScopeId> {
         let of = &self.scopes[scope.0];
-        let Some(group) =
-            self.settings.groups.iter().find(|g| g.deployments.contains(&of.deployment))
-        else {
-            return Vec::new();
-        };
+        let Some(group) = self.group_of(&of.deployment) else { return Vec::new() };
         let member = |(i, other): (usize, &super::Scope)| {
             let same = other.db == of.db && group.deployments.contains(&other.deployment);
             same.then_some(ScopeId(i))
@@ -50,8 +50,7 @@ impl Model {
         };
         let threads = current.iter().flat_map(|(_, record, _)| record.threads());
         let held = threads.map(on).max_by_key(Vec::len).unwrap_or_default();
-        let deployment = &self.scopes[scope.0].deployment;
-        let group = self.settings.groups.iter().find(|g| g.deployments.contains(deployment))?;
+        let group = self.group_of(&self.scopes[scope.0].deployment)?;
         Some(RedView { group: Arc::clone(&group.name), held, unread, of: group.deployments.len() })
     }
 
