@@ -390,9 +390,9 @@ impl Totals {
             })
             .collect();
         groups.sort_unstable_by(|a, b| {
-            let names =
-                |group: &GroupTally| (Arc::clone(&group.deployment), Arc::clone(&group.lock_group));
-            b.tally.weight().cmp(&a.tally.weight()).then_with(|| names(a).cmp(&names(b)))
+            let by_weight = b.tally.weight().cmp(&a.tally.weight());
+            by_weight
+                .then_with(|| (&a.deployment, &a.lock_group).cmp(&(&b.deployment, &b.lock_group)))
         });
         let listed = self.heaviest_first().take(MAX_LISTED);
         let locks = listed.map(|(lock, known)| LockTally {
