@@ -24,10 +24,10 @@ use crate::views::{Chrome, Subject};
 
 /// A lock that is requested by name is read again unless its last read is younger than this, in milliseconds.
 const FRESH_MS: u64 = 1_000;
-/// The default span of past events, milliseconds.
-const USUAL_SPAN_MS: u64 = 3_600_000;
 /// The time limit for that read.
 const PATIENCE: Duration = Duration::from_millis(800);
+/// The default span of past events, milliseconds.
+const USUAL_SPAN_MS: u64 = 3_600_000;
 
 /// Everything that handlers need. Cheap to clone.
 #[derive(Debug, Clone)]

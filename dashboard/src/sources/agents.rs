@@ -19,6 +19,7 @@ const HOLDERS: usize = 1_000;
 const VISITED: usize = 20_000;
 /// The most holders that wait for their first identity. The walk finds the others later.
 const MAX_UNIDENTIFIED: usize = 10_000;
+
 /// A reader of the registry entries of known holders.
 #[derive(Debug)]
 pub(super) struct Agents {

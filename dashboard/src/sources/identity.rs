@@ -22,6 +22,7 @@ use crate::model::actor::ModelHandle;
 use crate::model::types::{Connections, Observation};
 use crate::sources::view::SourceState;
 
+/// The interval at which the list of clients is read.
 const INTERVAL: Duration = Duration::from_secs(15);
 /// The interval at which the holder registry is read. Agents write it about as often.
 const AGENTS_INTERVAL: Duration = Duration::from_secs(2);
