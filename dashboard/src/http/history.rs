@@ -18,12 +18,12 @@ const EVENTS: usize = 100;
 /// The most holds shown at an instant.
 const HOLDS: usize = 100;
 /// The longest time between two writes of the history, with some to spare, in milliseconds.
-const WRITTEN_EACH_MS: u64 = 10_000;
+const MAX_WRITE_INTERVAL_MS: u64 = 10_000;
 
 /// Returns true if a gap is only the time since this dashboard last wrote the history.
 fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
     let since = gap.from.filter(|_| gap.to.is_none());
-    since.is_some_and(|since| now.millis_since(since) < WRITTEN_EACH_MS)
+    since.is_some_and(|since| now.millis_since(since) < MAX_WRITE_INTERVAL_MS)
 }
 
 /// Returns the span that the strip shows. If it ends now, its parts begin at round instants, so that the strip of an

@@ -9,7 +9,7 @@ use crate::model::types::LockId;
 use crate::query::{LockRow, Rows};
 
 /// The interval at which changes are sent to the model.
-const TELL_EACH: Duration = Duration::from_millis(300);
+const REPORT_INTERVAL: Duration = Duration::from_millis(300);
 
 /// The locks that one stream shows.
 #[derive(Debug, Clone)]
@@ -54,7 +54,7 @@ impl Viewers {
     /// Reports to the model, forever.
     pub async fn run(self, model: ModelHandle) {
         loop {
-            tokio::time::sleep(TELL_EACH).await;
+            tokio::time::sleep(REPORT_INTERVAL).await;
             if let Some(ids) = self.changed() {
                 model.set_viewed(ids).await;
             }

@@ -27,9 +27,9 @@ use crate::views::fragments::Fragments;
 use crate::views::live::Picture;
 
 /// The shortest time between two versions of a page. It is not longer than the time between two snapshots.
-const VERSION_EACH: Duration = Duration::from_millis(40);
+const MIN_INTERVAL: Duration = Duration::from_millis(40);
 /// The longest time between two versions, since the states of sources change without a delta.
-const RENDER_EACH: Duration = Duration::from_secs(1);
+const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The most pages that are rendered for the first time at once, since rendering needs more memory than its result.
 const FIRST_AT_ONCE: usize = 8;
@@ -218,11 +218,11 @@ impl Feed {
         }
     }
 
-    /// Waits for a change that the page shows, or for [`RENDER_EACH`], and then for the page's turn. `began` is the
+    /// Waits for a change that the page shows, or for [`MAX_INTERVAL`], and then for the page's turn. `began` is the
     /// instant at which the rendering of the previous version began.
     async fn next_turn(&mut self, began: Instant) {
-        let earliest = began + self.topic.pace().max(VERSION_EACH);
-        let latest = (began + RENDER_EACH).max(earliest);
+        let earliest = began + self.topic.pace().max(MIN_INTERVAL);
+        let latest = (began + MAX_INTERVAL).max(earliest);
         tokio::time::sleep_until(earliest).await;
         let mut concerned = false;
         while !concerned {

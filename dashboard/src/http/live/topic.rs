@@ -23,11 +23,11 @@ use crate::views::live::Picture;
 use crate::views::{ListView, Subject};
 
 /// The shortest time between two reads of the history.
-const HISTORY_EACH: Duration = Duration::from_secs(2);
+const HISTORY_INTERVAL: Duration = Duration::from_secs(2);
 /// The shortest time between two versions of the overview, which sums up all locks.
-const OVERVIEW_EACH: Duration = Duration::from_secs(1);
+const OVERVIEW_INTERVAL: Duration = Duration::from_secs(1);
 /// The time after which an unknown lock is read again.
-const ASK_EACH: Duration = Duration::from_secs(2);
+const READ_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The page that a stream updates.
 #[derive(Debug)]
@@ -104,8 +104,8 @@ impl Topic {
     /// Returns the shortest time between two versions, if it is longer than the general one.
     pub(super) fn pace(&self) -> Duration {
         match self {
-            Self::History(_) => HISTORY_EACH,
-            Self::Overview => OVERVIEW_EACH,
+            Self::History(_) => HISTORY_INTERVAL,
+            Self::Overview => OVERVIEW_INTERVAL,
             _ => Duration::ZERO,
         }
     }
@@ -193,14 +193,14 @@ fn list_picture<T: ListView>(
     Picture::list(&page, before, fragments)
 }
 
-/// Returns a lock from the snapshot. An unknown lock is read every [`ASK_EACH`].
+/// Returns a lock from the snapshot. An unknown lock is read every [`READ_INTERVAL`].
 async fn subject_of(app: &App, id: &LockId, last: &LastReading) -> Subject {
     let last = || last.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = app.hub.snapshot().get(id) {
         *last() = None;
         return Subject::Known(Arc::clone(known));
     }
-    let fresh = last().clone().filter(|(at, _)| at.elapsed() < ASK_EACH);
+    let fresh = last().clone().filter(|(at, _)| at.elapsed() < READ_INTERVAL);
     if let Some((_, subject)) = fresh {
         return subject;
     }
