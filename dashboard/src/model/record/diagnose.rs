@@ -37,25 +37,24 @@ impl Record {
         let earlier = cold.map_or(&[][..], |cold| &cold.restored_problems);
         let mut begun = Vec::new();
         let mut raised = Vec::new();
-        let mut again = false;
+        let mut changed = false;
         let mut problems = ThinVec::with_capacity(verdicts.len());
         for verdict in &verdicts {
             match self.problems.iter().find(|old| old.problem == verdict.problem) {
-                Some(old) if old.times < times(&case, verdict.problem) => {
-                    effects.push(self.detected(verdict));
-                    problems.push(explain(&case, Verdict { since: old.since, ..*verdict }));
-                    again = true;
-                }
-                Some(old) if old.certainty == verdict.certainty => {
+                Some(old)
+                    if old.certainty == verdict.certainty
+                        && old.times >= times(&case, verdict.problem) =>
+                {
                     let updated = update(&case, old, *verdict);
-                    again |= updated.evidence != old.evidence;
+                    changed |= updated.evidence != old.evidence;
                     problems.push(updated);
                 }
                 Some(old) => {
                     effects.push(self.detected(verdict));
                     let verdict = Verdict { since: old.since, ..*verdict };
                     problems.push(explain(&case, verdict));
-                    raised.push(verdict);
+                    raised.extend((old.certainty != verdict.certainty).then_some(verdict));
+                    changed = true;
                 }
                 None => {
                     effects.push(self.detected(verdict));
@@ -72,7 +71,7 @@ impl Record {
             .map(|old| old.problem)
             .filter(|old| !verdicts.iter().any(|new| new.problem == *old))
             .collect();
-        self.dirty |= again || !raised.is_empty();
+        self.dirty |= changed;
         self.problems = problems;
         self.clear_acknowledgements(&over, now.steady(), effects);
         self.mark_acknowledged();
