@@ -92,6 +92,20 @@ function hello() {
   return name ? ["HELLO", 3, "SETNAME", name] : ["HELLO", 3];
 }
 
+/**
+ * A socket that a failed write does not destroy, because the agent may have sent its reason before it closed the connection.
+ * The reader finds that end, after the reason. Nothing is written any more.
+ */
+class AgentSocket extends net.Socket {
+  _write(bytes, encoding, written) {
+    super._write(bytes, encoding, (error) => error || written());
+  }
+
+  _writev(parts, written) {
+    super._writev(parts, (error) => error || written());
+  }
+}
+
 /** A connection whose replies arrive in the order of its commands. */
 export class Connection {
   closed = false;
@@ -107,13 +121,14 @@ export class Connection {
     this.#onPush = onPush;
     this.#onClose = onClose;
     socket.on("data", (data) => this.#read(data));
+    socket.on("end", () => socket.destroy());
     socket.on("error", () => {}); // "close" follows.
     socket.on("close", () => this.#end());
   }
 
   static open(path, onPush = () => {}, onClose = () => {}) {
     return new Promise((resolve, reject) => {
-      const socket = net.connect(path);
+      const socket = new AgentSocket().connect({ path });
       socket.once("error", reject);
       socket.once("connect", () => {
         const connection = new Connection(socket, onPush, onClose);

@@ -254,7 +254,7 @@ async fn a_full_agent_is_reported_with_its_reason() -> Result<()> {
 
 #[tokio::test]
 async fn the_reason_for_a_closed_connection_is_reported_although_nothing_was_sent() -> Result<()> {
-    for library in [PYTHON_THREADS, PYTHON_ASYNCIO, GO, JAVA, RUST] {
+    for library in [PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST] {
         let folder = tempfile::tempdir()?;
         let socket = folder.path().join("agent.sock");
         let listener = UnixListener::bind(&socket)?;
