@@ -11,6 +11,8 @@
 //     graced <ms>      locks and releases with another agent object, of this grace
 //     close            closes the agent object
 //     many <count>   one lock for each of that many tasks; `unmany` releases them
+//     share <name> <count>   waits that many times with one signal
+//     abort <name> <count>   aborts that many waits, each one microtask later than the previous
 //     cancel <tag>   cancels a command
 import readline from "node:readline";
 
@@ -115,6 +117,24 @@ const verbs = {
   many(_, count) {
     many = Array.from({ length: Number(count) }, (_, at) => agent.lock(`many:${at}`, { wait: 60_000 }));
     return gather(many);
+  },
+  async share({ signal }, name, count) {
+    const warnings = [];
+    process.on("warning", ({ message }) => warnings.push(message));
+    const ended = await Promise.allSettled(Array.from({ length: Number(count) }, () => agent.lock(name, { signal })));
+    return { errors: ended.map(({ reason }) => reason?.name), warnings };
+  },
+  async abort({ owner }, name, count) {
+    const errors = [];
+    for (let steps = 0; steps < Number(count); steps += 1) {
+      await (await owner.lock("free")).release(); // The previous wait has been withdrawn, and the connection is open.
+      const abort = new AbortController();
+      const wait = owner.lock(name, { signal: abort.signal }).catch((error) => errors.push(error.name));
+      for (let step = 0; step < steps; step += 1) await null;
+      abort.abort();
+      await wait;
+    }
+    return { errors };
   },
   async unmany() {
     return gather(many.map(async (hold) => (await hold).release()));

@@ -1,5 +1,3 @@
-import { setTimeout as sleep } from "node:timers/promises";
-
 import { Connection, REPLY_LIMIT, callOnce } from "./connection.js";
 import {
   Disconnected,
@@ -12,6 +10,7 @@ import {
   fromReply,
 } from "./errors.js";
 import { Grant, boot } from "./grant.js";
+import { LONGEST_TIMER, interruptible, pause, whenAborted } from "./interrupt.js";
 
 /** The options of a session. Its grace ends with this process, as nothing else knows its secret. */
 const OPTIONS = ["PUSH", "on", "PROCESS", "on"];
@@ -30,8 +29,6 @@ const ANSWER_MARGIN = 5000;
 /** Renewed deadlines are read again after this part of the remaining validity. */
 const REFRESH_PART = 1 / 3;
 const SHORTEST_PAUSE = 50;
-/** The longest time, in ms, for which a timer can be set: 24.8 days. */
-const LONGEST_TIMER = 2 ** 31 - 1;
 
 const key = (name, kind) => `${kind} ${name}`;
 const isGone = (error) => error instanceof ErrorReply && ["LOST", "NOTHELD"].includes(error.code);
@@ -129,7 +126,7 @@ export class Session {
         const reply = connection.send(...words, "IN", this.#id);
         try {
           this.#waiting = true;
-          const rows = await this.#interruptible(reply, left + ANSWER_MARGIN, signal).finally(() => (this.#waiting = false));
+          const rows = await interruptible(reply, left + ANSWER_MARGIN, signal).finally(() => (this.#waiting = false));
           this.#proven = sent;
           if (rows === null && this.#closing) continue;
           if (rows === null) throw new LockTimeoutError(`could not acquire ${described} within ${wait} ms`);
@@ -145,7 +142,7 @@ export class Session {
             this.#doubt(connection);
             throw error;
           } else if (!(error instanceof ErrorReply)) throw error;
-          else if (error.code === "DRAINING" && boot() < end) await pause(signal);
+          else if (error.code === "DRAINING" && boot() < end) await pause(RETRY_PAUSE, signal);
           else if (error.code === "LOST") {
             // If the owner had no hold, the lock was granted and lost before the agent could report it: the wait goes on.
             if (known.length > 0) throw new LockLostError(known[0].name, error.message);
@@ -164,7 +161,7 @@ export class Session {
     signal?.throwIfAborted();
     const limit = Math.max(end - boot(), this.#waiting ? 0 : LEAST_LIMIT);
     try {
-      await this.#interruptible(before, limit, signal);
+      await interruptible(before, limit, signal);
     } catch (error) {
       if (!(error instanceof UnavailableError)) throw error;
       if (this.#waiting) throw new LockTimeoutError(`could not acquire ${described}: its owner waits for another lock`);
@@ -201,29 +198,6 @@ export class Session {
       if (lease === undefined && row.holds === 1) grant.watched = grant.deadline - boot();
       return grant;
     });
-  }
-
-  /** Waits for a reply until the limit, or until the signal is aborted. */
-  async #interruptible(reply, limit, signal) {
-    reply.catch(() => {});
-    let timer;
-    let onAbort;
-    const interrupted = new Promise((_, reject) => {
-      const overdue = () => reject(new UnavailableError("no reply from the agent"));
-      const arm = (left) => {
-        const next = left > LONGEST_TIMER ? () => arm(left - LONGEST_TIMER) : overdue;
-        timer = setTimeout(next, Math.min(left, LONGEST_TIMER));
-      };
-      if (Number.isFinite(limit)) arm(limit);
-      onAbort = () => reject(signal.reason);
-      signal?.addEventListener("abort", onAbort);
-    });
-    try {
-      return await Promise.race([reply, interrupted]);
-    } finally {
-      clearTimeout(timer);
-      signal?.removeEventListener("abort", onAbort);
-    }
   }
 
   /** Closes and releases a hold. */
@@ -326,7 +300,7 @@ export class Session {
   async #withdraw(connection, reply, lease, sent) {
     try {
       await callOnce(this.#path, "CANCEL", this.#id, this.#secret);
-      const rows = await this.#interruptible(reply, REPLY_LIMIT);
+      const rows = await interruptible(reply, REPLY_LIMIT);
       if (rows === null) return;
       for (const grant of this.#grantedAll(rows, lease, sent)) await this.#settle(grant);
     } catch (error) {
@@ -377,7 +351,7 @@ export class Session {
         }
         if (!this.#closing && boot() >= end) throw cause;
       }
-      await pause(signal);
+      await pause(RETRY_PAUSE, signal);
     }
   }
 
@@ -389,7 +363,7 @@ export class Session {
       (closed) => this.#closed(closed),
     );
     const abort = () => connection.abort();
-    signal?.addEventListener("abort", abort);
+    const ignoreSignal = whenAborted(signal, abort);
     let late = false;
     const overdue = () => {
       late = true;
@@ -428,7 +402,7 @@ export class Session {
       throw late ? new Disconnected("no reply in time") : error;
     } finally {
       clearTimeout(limit);
-      signal?.removeEventListener("abort", abort);
+      ignoreSignal();
     }
   }
 
@@ -552,12 +526,4 @@ export class Session {
  */
 function deadline(row, sent) {
   return Math.min(row.valid_until_ns / 1e6, sent + (row.waited_ms ?? 0) + row.valid_ms);
-}
-
-async function pause(signal) {
-  try {
-    await sleep(RETRY_PAUSE, undefined, { signal });
-  } catch {
-    throw signal.reason;
-  }
 }

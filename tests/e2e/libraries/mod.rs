@@ -275,6 +275,34 @@ async fn the_reason_for_a_closed_connection_is_reported_although_nothing_was_sen
 }
 
 #[tokio::test]
+async fn many_waits_in_node_share_a_signal_without_a_warning() -> Result<()> {
+    let mut stage = Stage::new(&NODE).await?;
+    stage.other_has("LOCK orders:42").await?;
+    let waiting = stage.driver.send("main", "share orders:42 20").await?;
+    eventually("20 waiters", async || {
+        let rows = stage.other.call("LOCKS MATCH orders:42").await?.ok()?.text();
+        ensure!(rows.matches("waiting").count() == 20, "{rows}");
+        Ok(())
+    })
+    .await;
+    stage.driver.cancel(waiting).await?;
+    let ended = stage.driver.answer(waiting).await?;
+    ensure!(ended["errors"] == serde_json::json!(vec!["AbortError"; 20]), "{ended}");
+    ensure!(ended["warnings"] == serde_json::json!([]), "{ended}");
+    stage.waits("orders:42", false).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_signal_ends_a_wait_in_node_at_any_step() -> Result<()> {
+    let mut stage = Stage::new(&NODE).await?;
+    stage.other_has("LOCK orders:42").await?;
+    let ended = stage.driver.ok("abort orders:42 50").await?;
+    ensure!(ended["errors"] == serde_json::json!(vec!["AbortError"; 50]), "{ended}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_wait_may_last_longer_than_a_timer_of_node() -> Result<()> {
     let mut stage = Stage::new(&NODE_AFTER_WEEKS).await?;
     stage.other_has("LOCK orders:42").await?;
