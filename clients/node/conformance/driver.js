@@ -7,7 +7,7 @@
 //     check <handle> | release <handle> | extend <handle> <ms>
 //     part <handle>    releases the first of several; the handle is that of the rest
 //     spoil <handle>   adds listeners that throw
-//     misname          locks under names that cannot be sent
+//     misname          locks under names that cannot be sent, and with limits that are no numbers
 //     graced <ms>      locks and releases with another agent object, of this grace
 //     close            closes the agent object
 //     many <count>   one lock for each of that many tasks; `unmany` releases them
@@ -95,7 +95,11 @@ const verbs = {
     return {};
   },
   async misname({ owner }) {
-    const mistakes = [owner.lock(undefined), owner.lock({}), owner.lockAll("abc"), owner.lockAll(["a", 5])];
+    const mistakes = [
+      ...[undefined, {}, "\ud800"].map((name) => owner.lock(name)),
+      ...["abc", ["a", 5]].map((names) => owner.lockAll(names)),
+      ...["5", null, NaN].flatMap((ms) => [owner.lock("a", { wait: ms }), owner.lockAll(["a"], { lease: ms })]),
+    ];
     const ended = await Promise.allSettled(mistakes);
     if (!ended.every(({ reason }) => reason instanceof TypeError)) return { accepted: true };
     return { error: ended.map(({ reason }) => reason.message).join() };

@@ -29,6 +29,16 @@ function usualSocket() {
 
 function checkName(name) {
   if (typeof name !== "string") throw new TypeError(`the name of a lock is a string, not ${name}`);
+  // Different names must not become the same bytes.
+  if (!name.isWellFormed()) throw new TypeError(`not a valid Unicode string: ${JSON.stringify(name)}`);
+}
+
+function checkTimes(times) {
+  for (const [option, ms] of Object.entries(times)) {
+    if (ms !== undefined && (typeof ms !== "number" || Number.isNaN(ms))) {
+      throw new TypeError(`${option} is a number of milliseconds, not ${ms}`);
+    }
+  }
 }
 
 export class Hold {
@@ -143,6 +153,7 @@ export class Owner {
 
   async lock(name, { kind = "lock", wait, lease, signal } = {}) {
     checkName(name);
+    checkTimes({ wait, lease });
     const session = this.#agent._sessionOf(this);
     const [grant] = await session.lock([name], kind, { wait, lease, signal });
     return new Hold(this, session, grant);
@@ -152,6 +163,7 @@ export class Owner {
     if (typeof names === "string") throw new TypeError(`lockAll takes several names, not the one name ${names}`);
     const all = [...names];
     all.forEach(checkName);
+    checkTimes({ wait, lease });
     const session = this.#agent._sessionOf(this);
     const grants = await session.lock(all, kind, { wait, lease, signal }, true);
     return new Holds(grants.map((grant) => new Hold(this, session, grant)));
