@@ -1,3 +1,5 @@
+/// <reference lib="esnext.disposable" />
+
 export type Kind = "lock" | "fair" | "read" | "write" | "fenced" | "red";
 
 export interface LockOptions {
