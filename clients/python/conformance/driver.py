@@ -397,7 +397,11 @@ class Tasks:
         return {"errors": errors}
 
 
-if sys.argv[1] == "asyncio":
-    asyncio.run(Tasks().run())
-else:
+if sys.argv[1] == "threads":
     Threads().run()
+else:
+    if sys.argv[1] == "uvloop":
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    asyncio.run(Tasks().run())

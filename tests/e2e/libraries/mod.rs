@@ -36,6 +36,10 @@ const PYTHON_THREADS: Library =
 const PYTHON_ASYNCIO: Library =
     Library { command: || python("asyncio"), forks: true, shields: true, texts: true };
 
+/// Python's asyncio with another event loop.
+const PYTHON_UVLOOP: Library =
+    Library { command: uvloop_driver, forks: true, shields: true, texts: true };
+
 const NODE: Library = Library { command: node_driver, forks: false, shields: true, texts: true };
 /// A timer for the longest time that Node.js has, 24.8 days, ends at once.
 const NODE_AFTER_WEEKS: Library =
@@ -51,6 +55,25 @@ fn folder(language: &str) -> PathBuf {
 fn python(api: &str) -> Result<Command> {
     let mut command = process::command(&installed("python3")?);
     command.arg(folder("python").join("conformance/driver.py")).arg(api);
+    Ok(command)
+}
+
+fn uvloop_python() -> PathBuf {
+    folder("../tests/clients").join(".venv/bin/python")
+}
+
+/// Returns the libraries, with `PYTHON_UVLOOP` where uvloop is installed.
+fn with_uvloop(mut libraries: Vec<Library>) -> Vec<Library> {
+    let import = process::command(&uvloop_python()).args(["-c", "import uvloop"]).output();
+    if import.is_ok_and(|import| import.status.success()) {
+        libraries.push(PYTHON_UVLOOP);
+    }
+    libraries
+}
+
+fn uvloop_driver() -> Result<Command> {
+    let mut command = process::command(&uvloop_python());
+    command.arg(folder("python").join("conformance/driver.py")).arg("uvloop");
     Ok(command)
 }
 
@@ -218,7 +241,14 @@ async fn without_an_agent_a_long_wait_ends_after_half_a_minute() -> Result<()> {
 
 #[tokio::test]
 async fn an_agent_object_of_asyncio_serves_one_event_loop_after_another() -> Result<()> {
-    let mut stage = Stage::new(&PYTHON_ASYNCIO).await?;
+    for library in with_uvloop(vec![PYTHON_ASYNCIO]) {
+        serves_one_event_loop_after_another(&library).await?;
+    }
+    Ok(())
+}
+
+async fn serves_one_event_loop_after_another(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
     let used = stage.driver.ok("loops orders:42").await?;
     let errors = serde_json::json!([
         "its event loop was closed",
@@ -254,7 +284,8 @@ async fn a_full_agent_is_reported_with_its_reason() -> Result<()> {
 
 #[tokio::test]
 async fn the_reason_for_a_closed_connection_is_reported_although_nothing_was_sent() -> Result<()> {
-    for library in [PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST] {
+    let libraries = vec![PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST];
+    for library in with_uvloop(libraries) {
         let folder = tempfile::tempdir()?;
         let socket = folder.path().join("agent.sock");
         let listener = UnixListener::bind(&socket)?;

@@ -122,6 +122,10 @@ class Connection(asyncio.Protocol):
         self._replies: Deque["asyncio.Future[Any]"] = deque()
         self._transport: Optional[asyncio.Transport] = None
         self.socket: Optional[socket.socket] = None
+        self._answered = False
+        #: The reason that an agent that refuses the connection gives in place of its first reply. It may arrive before
+        #: the first command is sent.
+        self.refusal: Optional[ErrorReply] = None
         self.closed = False
 
     @classmethod
@@ -133,13 +137,17 @@ class Connection(asyncio.Protocol):
         connection = cls(on_push, on_close)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
-        connection.socket = sock
+        # When uvloop is closed, it takes the socket away. The copy can still end the session then.
+        connection.socket = sock if isinstance(loop, asyncio.BaseEventLoop) else sock.dup()
         try:
             await loop.sock_connect(sock, path)
             await loop.create_unix_connection(lambda: connection, sock=sock)
         except BaseException:
             sock.close()
+            connection.socket.close()
             raise
+        greeting = connection.send(*hello())
+        greeting.add_done_callback(lambda _: greeting.exception())  # This keeps asyncio from reporting a refusal.
         return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -154,7 +162,11 @@ class Connection(asyncio.Protocol):
         for value in values:
             if isinstance(value, Push):
                 self._on_push(value)
-            elif self._replies:
+                continue
+            if isinstance(value, ErrorReply) and not self._answered:
+                self.refusal = value
+            self._answered = True
+            if self._replies:
                 reply = self._replies.popleft()
                 if reply.done():
                     continue
@@ -168,6 +180,8 @@ class Connection(asyncio.Protocol):
             # What the agent sent before it closed the connection has not been read, and may be its reason.
             with contextlib.suppress(OSError):
                 self.data_received(self.socket.recv(65536))
+        if self.socket is not None:
+            self.socket.close()
         self.closed = True
         for reply in self._replies:
             if not reply.done():

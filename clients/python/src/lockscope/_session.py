@@ -12,7 +12,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ._clock import boot
-from ._connection import Connection, ErrorReply, Push, Word, hello
+from ._connection import Connection, ErrorReply, Push, Word
 from ._errors import Disconnected, LockLost, LockTimeout, LockscopeError, Unavailable, from_reply
 
 #: The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
@@ -468,7 +468,6 @@ class Session:
         connection = await Connection.open(self._path, self._on_push, self._on_close)
         try:
             sent = boot()
-            greeted = connection.send(*hello())
             if self._id is None:
                 try:
                     ticket = await connection.call(*self._session_words(), limit=limit())
@@ -480,12 +479,12 @@ class Session:
             else:
                 ticket = await connection.call("RESUME", self._id, self._secret, limit=limit())
                 await connection.call("SESSION", *_OPTIONS, limit=limit())
-            await greeted
+            if connection.refusal is not None:
+                raise connection.refusal
         except BaseException as error:
             connection.abort()
-            refusal = greeted.exception() if greeted.done() and not greeted.cancelled() else None
-            if isinstance(error, Disconnected) and isinstance(refusal, ErrorReply):
-                raise Disconnected(refusal) from None
+            if isinstance(error, Disconnected) and connection.refusal is not None:
+                raise Disconnected(connection.refusal) from None
             raise
         if connection.closed:
             raise Disconnected
@@ -630,7 +629,6 @@ async def one_call(path: str, *words: Word) -> Any:
     """Run one command on a separate connection."""
     connection = await Connection.open(path, lambda _: None, lambda _: None)
     try:
-        connection.send(*hello())
         return await connection.call(*words, limit=REPLY_LIMIT)
     finally:
         connection.abort()
@@ -638,7 +636,7 @@ async def one_call(path: str, *words: Word) -> Any:
 
 def _deadline(row: Dict[str, Any]) -> float:
     """Return the seconds of the boot clock until which the agent guarantees a hold."""
-    return row["valid_until_ns"] / 1e9
+    return float(row["valid_until_ns"]) / 1e9
 
 
 def _ms(seconds: float) -> int:

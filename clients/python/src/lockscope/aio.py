@@ -3,7 +3,7 @@
 import asyncio
 import os
 import weakref
-from typing import Any, Awaitable, Generator, Generic, Iterable, List, Optional, TypeVar, Union
+from typing import Any, Coroutine, Generator, Generic, Iterable, List, Optional, TypeVar, Union
 
 from ._errors import LockLost, LockTimeout, LockscopeError, Unavailable
 from ._hold import BaseHold, BaseHolds, check_name, socket_path
@@ -83,8 +83,8 @@ Acquired = TypeVar("Acquired", Hold, Holds)
 class _Acquisition(Generic[Acquired]):
     """The result of `Agent.lock`: `await` returns the hold, and `async with` acquires and releases it."""
 
-    def __init__(self, work: Awaitable[Acquired]) -> None:
-        self._work = work
+    def __init__(self, work: "Coroutine[Any, Any, Acquired]") -> None:
+        self._work: "Coroutine[Any, Any, Acquired]" = work
         self._acquired: Optional[Acquired] = None
 
     def __await__(self) -> Generator[Any, None, Acquired]:
