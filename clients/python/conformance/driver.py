@@ -14,6 +14,7 @@ one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as 
     cancel <tag>   interrupts a command of the task `main`
     fork <handle>  checks and releases the hold in a forked child
     loops <name>   uses another agent object in one event loop after another, and in two at once (asyncio)
+    signal <name>  uses another agent object in a signal's handler while that object starts (threads)
 """
 
 import asyncio
@@ -29,7 +30,7 @@ import threading
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "src"))
 
 import lockscope  # noqa: E402
-from lockscope import aio  # noqa: E402
+from lockscope import _sync, aio  # noqa: E402
 from lockscope._hold import BaseHold  # noqa: E402
 
 printing = threading.Lock()
@@ -173,6 +174,25 @@ class Threads:
             except TypeError:
                 pass
         return describe(self.agent.lock("\ud800"))
+
+    def signal(self, name):
+        agent, engine = lockscope.Agent(), _sync._Engine
+
+        def interrupted(*given):
+            _sync._Engine = engine
+            signal.raise_signal(signal.SIGUSR1)
+            return engine(*given)
+
+        def handle(*_):
+            with agent.lock(name, wait=10) as hold:
+                hold.check()
+
+        signal.signal(signal.SIGUSR1, handle)
+        _sync._Engine = interrupted
+        with agent.lock(name, wait=10) as hold:
+            hold.check()
+        agent.close()
+        return {}
 
     def graced(self, ms):
         with lockscope.Agent(grace=float(ms) / 1000) as other, other.lock("graced"):

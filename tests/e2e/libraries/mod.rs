@@ -263,6 +263,14 @@ async fn serves_one_event_loop_after_another(library: &Library) -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_signal_handler_uses_an_agent_object_of_python_that_starts() -> Result<()> {
+    let mut stage = Stage::new(&PYTHON_THREADS).await?;
+    stage.driver.ok("signal orders:42").await?;
+    ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_full_agent_is_reported_with_its_reason() -> Result<()> {
     for library in [PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST] {
         let redis = RedisServer::start().await?;

@@ -9,7 +9,6 @@ from ._errors import LockLost
 from ._session import Grant, Session
 
 DEFAULT_SOCKET = "/run/lockscope/agent.sock"
-KINDS = ("lock", "fair", "read", "write", "fenced", "red")
 
 
 def socket_path(given: "Optional[str | os.PathLike[str]]") -> str:
@@ -99,9 +98,7 @@ class BaseHold:
 
     def on_lost(self, listener: Callable[[], None]) -> None:
         """Call `listener` once when the hold is lost, or at once if it is already lost. It must not block."""
-        self._grant.on_lost.append(listener)
-        if self._grant.reason is not None:
-            listener()
+        self._grant.when_lost(listener)
 
     def on_risk(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever the hold becomes at risk. It must not block."""

@@ -65,7 +65,8 @@ class Grant:
         self.lost = threading.Event()
         self.on_lost: List[Listener] = []
         self.on_risk: List[Listener] = []
-        self._losing = threading.Lock()
+        #: Reentrant, since a signal's handler may find the loss too.
+        self._losing = threading.RLock()
 
     @property
     def held(self) -> bool:
@@ -79,14 +80,25 @@ class Grant:
             if self.reason is not None:
                 return
             self.reason = reason
+            listeners, self.on_lost = self.on_lost, []
         self.lost.set()
-        self._tell(self.on_lost)
+        self._tell(listeners)
 
     def lose_in_child(self) -> None:
         """End the grant in a forked child, which cannot rely on locks and threads of the parent."""
+        self._losing = threading.RLock()
         self.reason = "this process is a fork of the holder"
         self.lost = threading.Event()
         self.lost.set()
+
+    def when_lost(self, listener: Listener) -> None:
+        """Call the listener once when the grant is lost, or at once if it is already lost."""
+        with self._losing:
+            lost = self.reason is not None
+            if not lost:
+                self.on_lost.append(listener)
+        if lost:
+            listener()
 
     def warn(self, at_risk: bool) -> None:
         changed, self.at_risk = at_risk and not self.at_risk, at_risk

@@ -276,7 +276,8 @@ class Agent:
         self._grace = grace
         self._engine: Optional[_Engine] = None
         self._closed = False
-        self._starting = threading.Lock()
+        #: Reentrant, since a signal's handler may use the library too.
+        self._starting = threading.RLock()
         self._thread = threading.local()
         _agents.add(self)
 
@@ -338,19 +339,22 @@ class Agent:
         return owner
 
     def _running(self) -> _Engine:
-        if self._engine is None:
+        while self._engine is None:
             with self._starting:
                 if self._closed:
                     raise Unavailable(CLOSED)
                 if self._engine is None:
-                    self._engine = _Engine(self._path, self._grace)
+                    engine = _Engine(self._path, self._grace)
+                    # A signal's handler may have started one meanwhile, or closed this object.
+                    if self._engine is None and not self._closed:
+                        self._engine = engine
         return self._engine
 
     def _abandon(self) -> None:
         if self._engine is not None:
             _abandoned.append(self._engine)
         self._engine = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._thread = threading.local()
 
 
