@@ -121,6 +121,9 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 		}
 	}()
 	for {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		if err := s.connect(ctx, min(end, boot()+connectLimit)); err != nil {
 			return nil, err
 		}
