@@ -169,7 +169,8 @@ func (a *Agent) TryLock(ctx context.Context, name string, opts ...LockOption) (*
 	return a.Lock(ctx, name, slices.Concat(opts, []LockOption{Wait(0)})...)
 }
 
-// Close releases everything and closes the connections. Pending waits end with an ErrUnavailable.
+// Close releases everything and closes the connections. Waits and later calls fail with ErrUnavailable, and holds that are
+// still open are lost.
 func (a *Agent) Close() {
 	a.mu.Lock()
 	a.closed = true

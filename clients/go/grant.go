@@ -163,8 +163,8 @@ func (h *Hold) String() string {
 // Token returns the fencing token of a lock of kind Fenced, 0 for other kinds.
 func (h *Hold) Token() int64 { return h.grant.token }
 
-// Context returns a context that is cancelled when the hold is lost or released; context.Cause says which. Locks
-// acquired with it belong to the same owner.
+// Context returns a context that is cancelled when the hold is lost or released; context.Cause says which. Its parent is
+// the context that was passed to Lock. Locks acquired with it belong to the same owner.
 func (h *Hold) Context() context.Context { return h.ctx }
 
 // Check returns a *LostError unless the hold is certain and not released. It costs no round trip.

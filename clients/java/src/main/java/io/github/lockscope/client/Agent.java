@@ -156,9 +156,8 @@ public final class Agent implements AutoCloseable {
     }
 
     /**
-     * Releases everything and closes the connections. Pending waits end with an {@link UnavailableException}.
-     *
-     * <p>Close this object before the process ends: otherwise locks that are still held remain held for the grace.
+     * Releases everything and closes the connections. Waits and later calls fail with an {@link UnavailableException},
+     * and holds that are still open are lost.
      */
     @Override
     public void close() {
