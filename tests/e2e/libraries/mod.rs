@@ -15,7 +15,8 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use futures_util::future::try_join_all;
 use harness::{Agent, RedisServer, eventually, process, programs};
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::time::Instant;
 
 use self::stage::Stage;
 use crate::clients::libraries::{go, installed};
@@ -235,6 +236,28 @@ async fn without_an_agent_a_long_wait_ends_after_half_a_minute() -> Result<()> {
     let calls = libraries.iter().map(async |library| {
         let mut driver = driver::Driver::start(library, &socket)?;
         driver.fails("lock a orders:42 wait=3600000", "unavailable").await
+    });
+    try_join_all(calls).await.map(drop)
+}
+
+#[tokio::test]
+async fn an_agent_that_accepts_no_connection_delays_no_limited_wait() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("agent.sock");
+    let socket = UnixSocket::new_stream()?;
+    socket.bind(&path)?;
+    let _listener = socket.listen(0)?;
+    let _first_in_the_queue = UnixStream::connect(&path).await?;
+    let libraries = with_uvloop(vec![PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST]);
+    let calls = libraries.iter().map(async |library| {
+        let mut driver = driver::Driver::start(library, &path)?;
+        driver.fails("lock a orders:42 wait=0", "unavailable").await?;
+        let begun = Instant::now();
+        let refused = driver.call("lock a orders:42 wait=1000").await?;
+        let text = refused["text"].as_str().unwrap_or_default();
+        ensure!(begun.elapsed() < Duration::from_secs(8), "the limit counted for nothing");
+        ensure!(text.contains("no agent at") && !text.contains("null"), "{refused}");
+        anyhow::Ok(())
     });
     try_join_all(calls).await.map(drop)
 }

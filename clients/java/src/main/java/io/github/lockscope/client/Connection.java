@@ -61,8 +61,9 @@ final class Connection {
         this.listener = listener;
     }
 
-    static Connection open(Path path, Engine engine, Listener listener) throws IOException {
-        var channel = connect(path, engine);
+    /** Connects within the limit in nanoseconds. */
+    static Connection open(Path path, Engine engine, Listener listener, long limit) throws IOException {
+        var channel = connect(path, engine, limit);
         try {
             channel.configureBlocking(false);
             var connection = new Connection(channel, engine.poller, listener);
@@ -85,26 +86,26 @@ final class Connection {
         return new Object[] {"HELLO", 3, "SETNAME", name.substring(0, Math.min(name.length(), 100))};
     }
 
-    /**
-     * Connects within {@link #REPLY_LIMIT}. An interrupt closes a channel that is connecting, so it is deferred and
-     * another channel is tried.
-     */
-    private static SocketChannel connect(Path path, Engine engine) throws IOException {
+    /** An interrupt closes a channel that is connecting, so it is deferred and another channel is tried. */
+    private static SocketChannel connect(Path path, Engine engine, long limit) throws IOException {
+        long end = System.nanoTime() + limit;
         boolean interrupted = Thread.interrupted();
         try {
             while (true) {
                 var channel = SocketChannel.open(StandardProtocolFamily.UNIX);
-                var limit = engine.after(REPLY_LIMIT, () -> closeQuietly(channel));
+                var overdue = engine.after(end - System.nanoTime(), () -> closeQuietly(channel));
                 try {
                     channel.connect(UnixDomainSocketAddress.of(path));
                     return channel;
                 } catch (ClosedByInterruptException interrupt) {
                     interrupted = Thread.interrupted() || interrupted;
+                } catch (ClosedChannelException late) {
+                    throw new IOException("it accepts no connection", late);
                 } catch (IOException error) {
                     closeQuietly(channel);
                     throw error;
                 } finally {
-                    limit.cancel(false);
+                    overdue.cancel(false);
                 }
             }
         } finally {

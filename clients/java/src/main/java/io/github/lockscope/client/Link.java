@@ -142,9 +142,10 @@ final class Link implements Connection.Listener {
 
     /** Tries once to connect, until the instant {@code end}, but for at least {@link #LEAST_LIMIT}. */
     private void open(long end, Interruption interruption) throws IOException, Failure, InterruptedException {
-        var fresh = Connection.open(path, engine, this);
-        long left = Math.max(end - BootClock.atMost(), LEAST_LIMIT);
-        var limit = engine.after(Math.min(left, Connection.REPLY_LIMIT), fresh::close);
+        long left = Math.min(Math.max(end - BootClock.atMost(), LEAST_LIMIT), Connection.REPLY_LIMIT);
+        long begun = System.nanoTime();
+        var fresh = Connection.open(path, engine, this, left);
+        var limit = engine.after(left - (System.nanoTime() - begun), fresh::close);
         long sent = BootClock.atLeast();
         Map<?, ?> ticket;
         try {
@@ -249,7 +250,7 @@ final class Link implements Connection.Listener {
     static Object callOnce(Engine engine, Path path, Object... words) throws Failure {
         Connection once;
         try {
-            once = Connection.open(path, engine, new Ignored());
+            once = Connection.open(path, engine, new Ignored(), Connection.REPLY_LIMIT);
         } catch (IOException error) {
             throw Failure.disconnected("no agent at " + path + ": " + error.getMessage());
         }
