@@ -12,6 +12,7 @@
 //     close            closes the agent object
 //     many <count>   one lock for each of that many tasks; `unmany` releases them
 //     share <name> <count>   waits that many times with one signal
+//     listen <handle> <count>   adds that many listeners to the signal of the hold
 //     abort <name> <count>   aborts that many waits, each one microtask later than the previous
 //     cancel <tag>   cancels a command
 import readline from "node:readline";
@@ -23,6 +24,9 @@ const holds = new Map();
 const tasks = new Map();
 const cancels = new Map();
 let many = [];
+
+const warnings = [];
+process.on("warning", ({ message }) => warnings.push(message));
 
 const say = (tag, value) => process.stdout.write(`${tag} ${JSON.stringify(value)}\n`);
 
@@ -123,10 +127,14 @@ const verbs = {
     return gather(many);
   },
   async share({ signal }, name, count) {
-    const warnings = [];
-    process.on("warning", ({ message }) => warnings.push(message));
     const ended = await Promise.allSettled(Array.from({ length: Number(count) }, () => agent.lock(name, { signal })));
     return { errors: ended.map(({ reason }) => reason?.name), warnings };
+  },
+  async listen(_, handle, count) {
+    const { signal } = holds.get(handle);
+    for (let more = Number(count); more > 0; more -= 1) signal.addEventListener("abort", () => {});
+    await new Promise(setImmediate); // Warnings are emitted before.
+    return { warnings };
   },
   async abort({ owner }, name, count) {
     const errors = [];

@@ -1,3 +1,4 @@
+import { setMaxListeners } from "node:events";
 import { uptime } from "node:os";
 
 import { REPLY_LIMIT } from "./connection.js";
@@ -29,6 +30,7 @@ export class Grant {
     this.holder = holder;
     this.token = token;
     this.renewed = renewed;
+    setMaxListeners(0, this.signal); // Any number of operations may be aborted on a loss.
   }
 
   get signal() {

@@ -1,3 +1,4 @@
+import { setMaxListeners } from "node:events";
 import { existsSync } from "node:fs";
 import path from "node:path";
 
@@ -115,6 +116,7 @@ export class Holds {
   constructor(holds) {
     this.all = holds;
     this.signal = AbortSignal.any(holds.map((hold) => hold.signal));
+    setMaxListeners(0, this.signal);
   }
 
   get held() {

@@ -356,6 +356,18 @@ async fn many_waits_in_node_share_a_signal_without_a_warning() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_signal_of_a_hold_in_node_has_many_listeners_without_a_warning() -> Result<()> {
+    let mut stage = Stage::new(&NODE).await?;
+    for names in ["orders:42", "accounts:1,accounts:2"] {
+        stage.driver.ok(&format!("lock a {names}")).await?;
+        let listening = stage.driver.ok("listen a 20").await?;
+        ensure!(listening["warnings"] == serde_json::json!([]), "{names}: {listening}");
+        stage.driver.ok("release a").await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_signal_ends_a_wait_in_node_at_any_step() -> Result<()> {
     let mut stage = Stage::new(&NODE).await?;
     stage.other_has("LOCK orders:42").await?;
