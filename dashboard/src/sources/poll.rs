@@ -24,7 +24,7 @@ use crate::model::types::{Observation, ReadRequest, Source};
 use crate::sources::view::SourceState;
 
 /// The number of locks in one part of a batch. All parts are in flight at the same time.
-const PART: usize = 32;
+const PART: usize = 64;
 /// The time without reads after which the server is pinged, or a lock that it has refused to read is requested again.
 const QUIET: Duration = Duration::from_secs(2);
 /// The interval at which the server's clock is read, since the clock can be set and drifts.
