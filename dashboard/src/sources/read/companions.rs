@@ -79,6 +79,20 @@ impl CompanionRead {
         }
     }
 
+    /// Returns the keys whose absence shows that there are no companions, or `None` if some are known.
+    pub(super) fn keys_if_unknown(&self, name: &LockName) -> Option<Vec<Vec<u8>>> {
+        let is_unknown =
+            self.queue == QueueRead::Type && !self.is_queued && self.readers.is_empty();
+        let token = self.token.then(|| keys::token(name));
+        is_unknown.then(|| std::iter::once(keys::queue(name)).chain(token).collect())
+    }
+
+    /// Returns the companions if these keys are absent.
+    pub(super) fn absent(&self) -> Companions {
+        let token = if self.token { Token::Absent } else { Token::NotRead };
+        Companions { token, ..Companions::default() }
+    }
+
     /// Records that a queue or deadlines exist, even if the lock does not.
     pub(super) fn expect_queue(&mut self) {
         self.is_queued = true;

@@ -4,8 +4,8 @@
 //! time to live. Only a hash that still looks like a lock is read. A scan, whose keys are all hashes, skips the first
 //! step and counts the fields together with the lengths. A known lock is read at once, by its known fields: names in
 //! bounded number, and values of fields whose lengths were read before. An unchanged lock is revalidated, see
-//! [`revalidate`]. A whole reading is one MULTI/EXEC, so that it never mixes two holders. Scripts are not used, so an
-//! observer's account needs no right to run them.
+//! [`revalidate`]. A whole reading is one MULTI/EXEC, so that it never mixes two holders; a scan reads several locks in one,
+//! see [`together`]. Scripts are not used, so an observer's account needs no right to run them.
 
 mod asking_link;
 pub mod companions;
@@ -14,6 +14,7 @@ mod probe;
 mod reply;
 mod revalidate;
 mod server_facts;
+mod together;
 mod transaction;
 
 use redis::{Cmd, Pipeline, Value, cmd};
@@ -28,6 +29,7 @@ pub use asking_link::AskingLink;
 use probe::{Keys, PROBES, probe};
 pub use reply::{UNPERMITTED_KEY, clock_micros, concerns_key, integer, strings, text};
 pub use server_facts::ServerFacts;
+use together::read_together;
 use transaction::{Job, transactions};
 
 /// The reason why nothing could be read.
@@ -71,8 +73,8 @@ pub struct CallSize {
 impl CallSize {
     /// The limits for as few round trips as possible.
     pub const LARGE: Self = Self { keys: 200, hashes: 100, locks: 64 };
-    /// The limits for about a tenth of a millisecond of the server's time, for which other clients wait.
-    pub const SHORT: Self = Self { keys: 100, hashes: 25, locks: 8 };
+    /// The limits for less than a tenth of a millisecond of the server's time, for which other clients wait.
+    pub const SHORT: Self = Self { keys: 100, hashes: 25, locks: 16 };
 
     /// Returns this part of each limit, at least one.
     #[must_use]
@@ -199,6 +201,7 @@ pub async fn discover(
     }
     let probed = findings.found.drain(..);
     others.extend(probed.filter(|found| matches!(found.reading, Reading::Other(_))));
+    let jobs = read_together(caller, jobs, &mut findings).await?;
     transactions(caller, jobs, &mut findings).await?;
     Ok(findings)
 }

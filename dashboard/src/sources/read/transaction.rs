@@ -26,7 +26,7 @@ const TRIES: usize = 5;
 
 /// One lock to be read.
 pub(super) struct Job {
-    name: LockName,
+    pub(super) name: LockName,
     /// Fields whose values are known to be short.
     fields: Vec<Vec<u8>>,
     /// Fields that cannot belong to a holder, or whose values are too long to be a count.
@@ -100,21 +100,35 @@ impl Job {
     /// transaction the values are read once more at the end: they show whether the lock changed meanwhile.
     fn commands(&self) -> (Vec<Cmd>, usize) {
         let mut commands = if self.atomic { vec![cmd("MULTI")] } else { Vec::new() };
-        commands.extend([command("HLEN", self.key()), command("PTTL", self.key())]);
+        commands.extend(self.own_commands());
+        let own = commands.len();
+        if let Some(companions) = &self.companions {
+            commands.extend(companions.commands(&self.name));
+        }
+        commands.extend(if self.atomic { Some(cmd("EXEC")) } else { self.values() });
+        (commands, own)
+    }
+
+    /// Returns the commands that concern the lock's own key.
+    pub(super) fn own_commands(&self) -> Vec<Cmd> {
+        let mut commands = vec![command("HLEN", self.key()), command("PTTL", self.key())];
         if self.name_count > 0 {
             let mut names = command("HRANDFIELD", self.key());
             names.arg(self.name_count);
             commands.push(names);
         }
-        let values = (!self.fields.is_empty())
-            .then(|| command("HMGET", self.key()).arg(&self.fields).clone());
-        commands.extend(values.clone());
-        let own = commands.len();
-        if let Some(companions) = &self.companions {
-            commands.extend(companions.commands(&self.name));
-        }
-        commands.extend(if self.atomic { Some(cmd("EXEC")) } else { values });
-        (commands, own)
+        commands.extend(self.values());
+        commands
+    }
+
+    fn values(&self) -> Option<Cmd> {
+        let values = || command("HMGET", self.key()).arg(&self.fields).clone();
+        (!self.fields.is_empty()).then(values)
+    }
+
+    /// Returns the keys that have to be absent if the lock has no companions, or `None` if some are known or are not read.
+    pub(super) fn keys_of_unknown_companions(&self) -> Option<Vec<Vec<u8>>> {
+        self.companions.as_ref().filter(|_| self.atomic)?.keys_if_unknown(&self.name)
     }
 }
 
@@ -232,7 +246,7 @@ fn long_fields(fields: Vec<Vec<u8>>, measured: Result<Measured, Redirect>) -> Ha
 }
 
 /// A further request that a reading makes necessary.
-enum Need {
+pub(super) enum Need {
     /// The same read again.
     Same,
     /// The hash has these fields, some of which were not requested.
@@ -245,7 +259,7 @@ enum Need {
     Deadlines(Vec<HolderId>),
 }
 
-enum Outcome {
+pub(super) enum Outcome {
     Read(Reading),
     /// More has to be read. Contains the reading so far.
     Needs(Need, Reading),
@@ -334,11 +348,15 @@ fn outcome(
         }
         _ => return Err(ReadError::UnexpectedReply("EXEC")),
     };
-    evaluate(job, results)
+    evaluate(job, results, true)
 }
 
-/// Evaluates the results of the commands of a read.
-fn evaluate(job: &Job, results: Vec<Value>) -> Result<Outcome, ReadError> {
+/// Evaluates the results of the commands of a read, with the companions' own unless they are known to be absent.
+pub(super) fn evaluate(
+    job: &Job,
+    results: Vec<Value>,
+    with_companions: bool,
+) -> Result<Outcome, ReadError> {
     let mut results = results.into_iter();
     let mut next = || results.next().ok_or(ReadError::UnexpectedReply("EXEC"));
     let (length, ttl) = (next()?, next()?);
@@ -361,7 +379,8 @@ fn evaluate(job: &Job, results: Vec<Value>) -> Result<Outcome, ReadError> {
         }
     };
     let (companions, more) = match &job.companions {
-        Some(companions) => companions.read(&mut results, &hash.holders)?,
+        Some(companions) if with_companions => companions.read(&mut results, &hash.holders)?,
+        Some(companions) => (companions.absent(), None),
         None if job.slot_moving => {
             (Companions { token: Token::Unavailable, ..Companions::default() }, None)
         }
