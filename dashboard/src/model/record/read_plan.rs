@@ -92,6 +92,7 @@ impl Record {
             readers: readers.chain(orphaned).collect(),
             waiting: queue.iter().flat_map(|queue| &queue.front).map(|entry| entry.id).collect(),
             token: self.token.is_some() || stale,
+            fenced: self.token.is_some(),
             revalidate: self.last_reading(now),
         }
     }

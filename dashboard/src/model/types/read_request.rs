@@ -23,6 +23,8 @@ pub struct KnownParts {
     pub waiting: Vec<HolderId>,
     /// True if the fencing token is to be read.
     pub token: bool,
+    /// True if it had a fencing token.
+    pub fenced: bool,
     /// The last reading, if it is enough to revalidate it.
     pub revalidate: Option<LastReading>,
 }

@@ -41,6 +41,8 @@ pub(super) struct CompanionRead {
     waiting: Vec<HolderId>,
     readers: Vec<(HolderId, i64)>,
     token: bool,
+    /// True if a token exists.
+    is_fenced: bool,
     /// The server's clock, in milliseconds since 1970.
     clock: u64,
 }
@@ -62,6 +64,7 @@ impl CompanionRead {
             waiting: known.waiting.clone(),
             readers: known.readers.clone(),
             token: known.token,
+            is_fenced: known.fenced,
             clock,
         }
     }
@@ -81,8 +84,10 @@ impl CompanionRead {
 
     /// Returns the keys whose absence shows that there are no companions, or `None` if some are known.
     pub(super) fn keys_if_unknown(&self, name: &LockName) -> Option<Vec<Vec<u8>>> {
-        let is_unknown =
-            self.queue == QueueRead::Type && !self.is_queued && self.readers.is_empty();
+        let is_unknown = self.queue == QueueRead::Type
+            && !self.is_queued
+            && !self.is_fenced
+            && self.readers.is_empty();
         let token = self.token.then(|| keys::token(name));
         is_unknown.then(|| std::iter::once(keys::queue(name)).chain(token).collect())
     }
@@ -111,8 +116,8 @@ impl CompanionRead {
     /// Returns the known parts, for a read on another node.
     pub(super) fn known(&self, fields: Vec<Vec<u8>>) -> KnownParts {
         let (waiting, readers) = (self.waiting.clone(), self.readers.clone());
-        let token = self.token;
-        KnownParts { fields, settled: false, waiting, readers, token, revalidate: None }
+        let (token, fenced) = (self.token, self.is_fenced);
+        KnownParts { fields, settled: false, waiting, readers, token, fenced, revalidate: None }
     }
 
     /// Returns the numbers of a reader's markers to read: those of its newest holds, which expire last.
@@ -349,6 +354,17 @@ mod tests {
         let deadlines: Vec<_> =
             companions.queue.unwrap().front.iter().map(|entry| entry.deadline).collect();
         assert_eq!((deadlines, more), (vec![Some(1_795_219_200_123), None], None));
+    }
+
+    #[test]
+    fn the_keys_of_unknown_companions_are_those_of_plain_locks() {
+        let keys = |known: &KnownParts| CompanionRead::new(known, 0).keys_if_unknown(&name());
+        let plain = KnownParts { token: true, ..KnownParts::default() };
+        assert_eq!(keys(&plain), Some(vec![keys::queue(&name()), keys::token(&name())]));
+        assert_eq!(keys(&KnownParts::default()), Some(vec![keys::queue(&name())]));
+        assert_eq!(keys(&KnownParts { fenced: true, ..plain.clone() }), None);
+        assert_eq!(keys(&KnownParts { waiting: vec![id(1)], ..plain.clone() }), None);
+        assert_eq!(keys(&KnownParts { readers: vec![(id(1), 1)], ..plain }), None);
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! time to live. Only a hash that still looks like a lock is read. A scan, whose keys are all hashes, skips the first
 //! step and counts the fields together with the lengths. A known lock is read at once, by its known fields: names in
 //! bounded number, and values of fields whose lengths were read before. An unchanged lock is revalidated, see
-//! [`revalidate`]. A whole reading is one MULTI/EXEC, so that it never mixes two holders; a scan reads several locks in one,
-//! see [`together`]. Scripts are not used, so an observer's account needs no right to run them.
+//! [`revalidate`]. A whole reading is in one MULTI/EXEC, so that it never mixes two holders; locks without companions share
+//! one, see [`together`]. Scripts are not used, so an observer's account needs no right to run them.
 
 mod asking_link;
 pub mod companions;
@@ -163,8 +163,9 @@ pub async fn read(
     let (known, unknown): (Vec<_>, Vec<_>) =
         requests.into_iter().partition(|request| !request.known.fields.is_empty());
     let facts = caller.facts().clone();
-    let mut jobs: Vec<Job> =
+    let jobs =
         known.into_iter().map(|request| Job::new(request.name, &request.known, &facts)).collect();
+    let mut jobs = read_together(caller, jobs, &mut findings).await?;
     for requests in unknown.chunks(PROBES) {
         jobs.extend(probe(caller, requests, Keys::Any, |_| true, &mut findings).await?);
     }

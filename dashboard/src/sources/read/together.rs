@@ -1,4 +1,4 @@
-//! One transaction for several locks that probably have no companions, such as most that a scan finds.
+//! One transaction for several locks that probably have no companions, like most locks.
 //!
 //! It costs the server two thirds of what a transaction for each of them costs: one EXISTS looks for all their companions,
 //! and MULTI and EXEC are sent once.
