@@ -6,6 +6,7 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.attribute.PosixFilePermissions;
 import java.time.Duration;
 import java.time.Instant;
 import java.util.HashMap;
@@ -108,15 +109,15 @@ public class Worker {
             for (var deadline = Instant.now().plus(GRACE); generation == seen; pause()) {
                 try {
                     var fresh = connect();
-                    var told = id != null ? ask(fresh, "RESUME", id, secret)
+                    var reply = id != null ? ask(fresh, "RESUME", id, secret)
                             : ask(fresh, "SESSION", "GRACE", String.valueOf(GRACE.toMillis()));
                     if (id != null) System.out.println("resumed");
-                    goOn(fresh, map(told));
+                    goOn(fresh, map(reply));
                     return;
                 } catch (JedisDataException error) {
                     switch (code(error)) {
                         case "GONE" -> {
-                            if (!holds.isEmpty()) lost("the session has ended");
+                            if (holds.values().stream().anyMatch(count -> count > 0)) lost("the session has ended");
                             id = null;
                         }
                         case "SESSION", "UNAVAILABLE" -> {
@@ -133,12 +134,15 @@ public class Worker {
             }
         }
 
-        private void goOn(Jedis fresh, Map<String, Object> told) throws IOException {
-            id = text(told.get("id"));
-            secret = text(told.get("secret"));
+        private void goOn(Jedis fresh, Map<String, Object> reply) throws IOException {
+            id = text(reply.get("id"));
+            secret = text(reply.get("secret"));
+            if (!Files.exists(TICKET)) {
+                Files.createFile(TICKET, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rw-------")));
+            }
             Files.writeString(TICKET, id + " " + secret);
             var now = new HashMap<String, Long>();
-            if (told.get("holds") instanceof List<?> rows) {
+            if (reply.get("holds") instanceof List<?> rows) {
                 for (var row : rows) now.put(text(map(row).get("lock")), (Long) map(row).get("holds"));
             }
             holds.forEach((name, count) -> {
@@ -208,6 +212,15 @@ public class Worker {
             }
         }
 
+        /** Ends the session. Nothing is held any more, so a broken connection does no harm. */
+        synchronized void quit() {
+            try {
+                ask(agent, "QUIT");
+            } catch (JedisConnectionException error) {
+                // The session ends with its grace.
+            }
+        }
+
         /** Receives events on a separate connection, while the other one waits or is busy. */
         void listen() {
             for (Jedis ear = null; ; ) {
@@ -263,7 +276,7 @@ public class Worker {
             System.out.println("did " + order);
         }
         session.unlock(LOCK);
-        session.call("QUIT");
+        session.quit();
         Files.delete(TICKET);
         System.out.println("done");
         Runtime.getRuntime().halt(0);

@@ -50,9 +50,9 @@ func must(err error) {
 
 // Returns the code of an error reply, or an empty string if there was no reply.
 func code(err error) string {
-	var told redis.Error
-	if errors.As(err, &told) {
-		return strings.Fields(told.Error())[0]
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		return strings.Fields(reply.Error())[0]
 	}
 	return ""
 }
@@ -104,7 +104,7 @@ func (s *session) recover(generation int, broken bool) {
 		agent.Close()
 		switch code(err) {
 		case "GONE":
-			if len(s.holds) > 0 {
+			if s.holdsAny() {
 				lost("the session has ended")
 			}
 			s.id = ""
@@ -121,11 +121,11 @@ func (s *session) recover(generation int, broken bool) {
 	}
 }
 
-func (s *session) goOn(agent *redis.Conn, told map[any]any) {
-	s.id, s.secret = told["id"].(string), told["secret"].(string)
+func (s *session) goOn(agent *redis.Conn, reply map[any]any) {
+	s.id, s.secret = reply["id"].(string), reply["secret"].(string)
 	must(os.WriteFile(tickets, []byte(s.id+" "+s.secret), 0o600))
 	now := map[string]int64{}
-	if rows, ok := told["holds"].([]any); ok {
+	if rows, ok := reply["holds"].([]any); ok {
 		for _, row := range rows {
 			hold := row.(map[any]any)
 			now[hold["lock"].(string)] = hold["holds"].(int64)
@@ -152,6 +152,15 @@ func (s *session) call(words ...any) (any, error) {
 		return nil, errResumed
 	}
 	return reply, err
+}
+
+func (s *session) holdsAny() bool {
+	for _, count := range s.holds {
+		if count > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *session) held(name string) int64 {
@@ -213,6 +222,13 @@ func (s *session) unlock(name string) {
 	}
 }
 
+// Ends the session. Nothing is held any more, so a broken connection does no harm.
+func (s *session) quit() {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.agent.Do(ctx, "QUIT")
+}
+
 // Receives events on a separate connection, while the other one waits or is busy.
 func (s *session) listen() {
 	ear := connect()
@@ -263,8 +279,7 @@ func main() {
 		fmt.Println("did", orders.Text())
 	}
 	s.unlock(lockName)
-	_, err := s.call("QUIT")
-	must(err)
+	s.quit()
 	must(os.Remove(tickets))
 	fmt.Println("done")
 }

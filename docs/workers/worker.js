@@ -51,11 +51,11 @@ class Session {
     for (const deadline = Date.now() + GRACE; ; await sleep(100)) {
       const agent = connect();
       try {
-        const told = map(this.ticket ? await agent.call('RESUME', ...this.ticket) : await agent.call('SESSION', 'GRACE', GRACE));
+        const reply = map(this.ticket ? await agent.call('RESUME', ...this.ticket) : await agent.call('SESSION', 'GRACE', GRACE));
         if (this.ticket) say('resumed');
-        this.ticket = [told.id, told.secret];
+        this.ticket = [reply.id, reply.secret];
         fs.writeFileSync(TICKET, JSON.stringify(this.ticket), { mode: 0o600 });
-        const now = Object.fromEntries((told.holds || []).map(map).map((row) => [row.lock, row.holds]));
+        const now = Object.fromEntries((reply.holds || []).map(map).map((row) => [row.lock, row.holds]));
         if (Object.entries(this.holds).some(([name, count]) => count > 0 && !now[name])) lost('it was not there any more');
         this.calmDown(); // another agent sends no `safe` for its predecessor's `jeopardy`
         this.holds = now;
@@ -65,7 +65,7 @@ class Session {
       } catch (error) {
         agent.disconnect();
         if (code(error) === 'GONE') {
-          if (Object.keys(this.holds).length) lost('the session has ended');
+          if (Object.values(this.holds).some((count) => count > 0)) lost('the session has ended');
           this.ticket = null;
         } else if (!['SESSION', 'UNAVAILABLE', 'BROKEN'].includes(code(error))) {
           throw error;
@@ -155,7 +155,7 @@ async function main() {
   }
   await session.unlock(LOCK);
   session.ended = true;
-  await session.agent.quit();
+  await session.agent.quit().catch(() => {}); // nothing is held any more, so a broken connection does no harm
   fs.unlinkSync(TICKET);
   say('done');
   process.exit(0);

@@ -2,6 +2,7 @@
 
 Needs redis-py. LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file with its session's id and secret."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -53,19 +54,20 @@ class Session:
         """Resumes the session on a new connection, unless that has been done or the old connection is alive."""
         deadline = time.monotonic() + GRACE
         with self.mutex:
+            ticket = self.ticket
             while self.generation == generation:
                 try:
                     agent = connect()
-                    if self.ticket:
-                        told = agent.execute_command("RESUME", *self.ticket)
+                    if ticket:
+                        reply = agent.execute_command("RESUME", *ticket)
                     else:
-                        told = agent.execute_command("SESSION", "GRACE", GRACE * 1000)
+                        reply = agent.execute_command("SESSION", "GRACE", GRACE * 1000)
                 except redis.ResponseError as error:
                     code = str(error).split()[0]
                     if code == "GONE":
-                        if self.holds:
+                        if any(self.holds.values()):
                             lost("the session has ended")
-                        self.ticket = None
+                        ticket = None
                         continue
                     if code == "SESSION" and not is_broken:
                         return
@@ -75,12 +77,12 @@ class Session:
                     if time.monotonic() > deadline:
                         lost("there is no agent")
                 else:
-                    if self.ticket:
+                    if ticket:
                         say("resumed")
-                    self.ticket = [told["id"], told["secret"]]
+                    self.ticket = [reply["id"], reply["secret"]]
                     TICKET.touch(mode=0o600)
                     TICKET.write_text(json.dumps(self.ticket))
-                    now = {row["lock"]: row["holds"] for row in told.get("holds", [])}
+                    now = {row["lock"]: row["holds"] for row in reply.get("holds", [])}
                     if any(name not in now for name, count in self.holds.items() if count > 0):
                         lost("it was not there any more")
                     self.calm.set()  # another agent sends no `safe` for its predecessor's `jeopardy`
@@ -120,6 +122,11 @@ class Session:
                 self.call("UNLOCK", name, "IN", self.ticket[0])
             except Resumed:
                 continue
+
+    def quit(self):
+        """Ends the session. Nothing is held any more, so a broken connection does no harm."""
+        with self.mutex, contextlib.suppress(redis.ConnectionError):
+            self.agent.execute_command("QUIT")
 
     def listen(self):
         """Receives events on a separate connection, while the other one waits or is busy."""
@@ -163,6 +170,6 @@ for order in sys.stdin:
     check_stock(session)
     say(f"did {order.strip()}")
 session.unlock(LOCK)
-session.call("QUIT")
+session.quit()
 TICKET.unlink()
 say("done")

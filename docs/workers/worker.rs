@@ -5,7 +5,9 @@
 //! connection.
 
 use std::collections::HashMap;
+use std::fs::OpenOptions;
 use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -103,9 +105,9 @@ impl Session {
         let deadline = Instant::now() + Duration::from_millis(GRACE);
         loop {
             match self.resume().await {
-                Ok(told) => return self.go_on(&told),
+                Ok(reply) => return self.go_on(&reply),
                 Err(error) if error.code() == Some("GONE") => {
-                    if !self.holds.is_empty() {
+                    if self.holds.values().any(|count| *count > 0) {
                         return Err(lost("the session has ended"));
                     }
                     self.ticket = None;
@@ -130,7 +132,7 @@ impl Session {
             .set_response_timeout(None)
             .set_push_sender(move |push: PushInfo| sender.try_send(push).map_err(drop));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        let told: Map = match &self.ticket {
+        let reply: Map = match &self.ticket {
             Some((id, secret)) => {
                 let resume = redis::cmd("RESUME").arg(id).arg(secret).to_owned();
                 resume.query_async(&mut connection).await?
@@ -143,22 +145,28 @@ impl Session {
         if self.ticket.is_some() {
             say("resumed");
         }
-        let ticket = (text(told.get("id")), text(told.get("secret")));
-        if let Err(error) = std::fs::write(&self.ticket_file, format!("{} {}", ticket.0, ticket.1))
-        {
+        let ticket = (text(reply.get("id")), text(reply.get("secret")));
+        if let Err(error) = self.store(&format!("{} {}", ticket.0, ticket.1)) {
             say(&format!("the ticket is not kept: {error}"));
         }
         self.ticket = Some(ticket);
         // Pushes belong to the connection, not to the session.
         redis::cmd("SESSION").arg("PUSH").arg("on").query_async::<Value>(&mut connection).await?;
         (self.pushes, self.connection) = (pushes, Some(connection));
-        Ok(told)
+        Ok(reply)
+    }
+
+    /// Stores the ticket in a file that only this user can read.
+    fn store(&self, ticket: &str) -> std::io::Result<()> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        options.open(&self.ticket_file)?.write_all(ticket.as_bytes())
     }
 
     /// Adopts the reported holds.
-    fn go_on(&mut self, told: &Map) -> Result<(), Failed> {
+    fn go_on(&mut self, reply: &Map) -> Result<(), Failed> {
         let mut now = HashMap::new();
-        if let Some(Value::Array(rows)) = told.get("holds") {
+        if let Some(Value::Array(rows)) = reply.get("holds") {
             for row in rows {
                 let row = Map::from_redis_value_ref(row)?;
                 now.insert(text(row.get("lock")), count(row.get("holds")));
@@ -225,7 +233,14 @@ impl Session {
         Ok(())
     }
 
-    async fn hear(&mut self, push: Option<PushInfo>) -> Result<(), Failed> {
+    /// Ends the session. Nothing is held any more, so a broken connection does no harm.
+    async fn quit(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            redis::cmd("QUIT").query_async::<Value>(connection).await.ok();
+        }
+    }
+
+    async fn on_push(&mut self, push: Option<PushInfo>) -> Result<(), Failed> {
         let Some(PushInfo { kind, data }) = push else { return self.recover().await };
         match kind {
             PushKind::Disconnection => self.recover().await?,
@@ -257,7 +272,7 @@ async fn work() -> Result<(), Failed> {
     loop {
         tokio::select! {
             biased;
-            push = session.pushes.recv() => session.hear(push).await?,
+            push = session.pushes.recv() => session.on_push(push).await?,
             // Start nothing new while the lock is at risk.
             order = orders.next_line(), if session.calm => {
                 let Some(order) = order? else { break };
@@ -267,7 +282,7 @@ async fn work() -> Result<(), Failed> {
         }
     }
     session.unlock(LOCK).await?;
-    session.call(&redis::cmd("QUIT")).await?.ok();
+    session.quit().await;
     std::fs::remove_file(&session.ticket_file)?;
     say("done");
     Ok(())

@@ -1,6 +1,7 @@
 //! The workers of docs/workers, run unchanged.
 
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command};
 use std::time::Duration;
@@ -183,6 +184,8 @@ async fn the_worker_waits_works_and_resumes(program: &Program) -> Result<()> {
     worker.does("one").await?;
     worker.does("two").await?;
     if program.resumes {
+        let mode = std::fs::metadata(stage.place.path().join("ticket"))?.permissions().mode();
+        ensure!(mode & 0o077 == 0, "others can read the ticket: {mode:o}");
         // The agent is restarted; the lock stays the same.
         stage.agent.restart().await?;
         worker.says("resumed").await?;
@@ -224,6 +227,28 @@ async fn the_worker_reports_jeopardy_and_loss(program: &Program) -> Result<()> {
     stage.redis.process().thaw()
 }
 
+/// Redis stays silent, so the worker still waits for the reply to UNLOCK when its agent and its session end.
+async fn a_session_that_ends_after_the_release_is_no_loss(program: &Program) -> Result<()> {
+    let mut stage = Stage::new("2m").await?;
+    let mut worker = stage.start(program)?;
+    worker.says(&format!("working on {LOCK}")).await?;
+    worker.does("one").await?;
+    let mut other = stage.agent.client().await?;
+    stage.redis.process().freeze().await?;
+    worker.orders = None;
+    eventually("the hold to end", async || {
+        let rows = other.call(&format!("LOCKS MATCH {LOCK}")).await?.text();
+        ensure!(!rows.contains("held"), "{rows}");
+        Ok(())
+    })
+    .await;
+    stage.agent.process().kill()?;
+    std::fs::remove_dir_all(stage.agent.folder().join("state"))?;
+    stage.redis.process().thaw()?;
+    stage.agent.restart().await?;
+    worker.finish().await
+}
+
 macro_rules! recipes {
     ($($module:ident $program:expr;)*) => {$(
         mod $module {
@@ -237,6 +262,11 @@ macro_rules! recipes {
             #[tokio::test]
             async fn the_worker_reports_jeopardy_and_loss() -> Result<()> {
                 super::the_worker_reports_jeopardy_and_loss(&$program).await
+            }
+
+            #[tokio::test]
+            async fn a_session_that_ends_after_the_release_is_no_loss() -> Result<()> {
+                super::a_session_that_ends_after_the_release_is_no_loss(&$program).await
             }
         }
     )*};
