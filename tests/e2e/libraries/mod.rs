@@ -7,7 +7,7 @@ mod scenarios;
 mod stage;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -289,6 +289,24 @@ async fn a_signal_handler_uses_an_agent_object_of_python_that_starts() -> Result
     let mut stage = Stage::new(&PYTHON_THREADS).await?;
     stage.driver.ok("signal orders:42").await?;
     ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_daemon_thread_of_python_that_waits_at_the_exit_prints_nothing() -> Result<()> {
+    const PROGRAM: &str = "import lockscope, sys, threading; agent = lockscope.Agent(); \
+        threading.Thread(target=agent.lock, args=('orders:42',), daemon=True).start(); \
+        sys.stdin.read()";
+    let mut stage = Stage::new(&PYTHON_THREADS).await?;
+    stage.other_has("LOCK orders:42").await?;
+    let mut command = process::command(&installed("python3")?);
+    command.args(["-c", PROGRAM]).env("PYTHONPATH", folder("python").join("src"));
+    command.env("LOCKSCOPE_SOCKET", stage.agent.socket());
+    let program = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    stage.waits("orders:42", true).await;
+    let output = program.wait_with_output()?;
+    let printed = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && printed.is_empty(), "{printed}");
     Ok(())
 }
 

@@ -364,6 +364,9 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
+    # Only daemon threads can still use locks. Their calls fail now, which is no reason for a traceback.
+    report = threading.excepthook
+    threading.excepthook = lambda failure: None if isinstance(failure.exc_value, LockscopeError) else report(failure)
     for agent in list(_agents):
         try:
             agent.close()
