@@ -262,6 +262,30 @@ async fn each_wait_has_its_own_limit_while_an_agent_accepts_no_connection() -> R
 }
 
 #[tokio::test]
+async fn a_cancelled_wait_ends_while_an_agent_accepts_no_connection() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("agent.sock");
+    let socket = UnixSocket::new_stream()?;
+    socket.bind(&path)?;
+    let _listener = socket.listen(0)?;
+    let _first_in_the_queue = UnixStream::connect(&path).await?;
+    let libraries = with_uvloop(vec![PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST]);
+    let calls = libraries.iter().map(async |library| {
+        let mut driver = driver::Driver::start(library, &path)?;
+        let longer = driver.send("second", "lock b orders:43 wait=9000").await?;
+        let waiting = driver.send("main", "lock a orders:42 wait=60000").await?;
+        // Both are connecting once this has failed.
+        driver.call_in("third", "lock c orders:44 wait=0").await?;
+        driver.cancel(waiting).await?;
+        let cancelled = driver.answer(waiting).await?;
+        ensure!(cancelled["error"] == "cancelled", "{cancelled}");
+        ensure!(!driver.has_answered(longer), "it ends with the limit for a connection");
+        anyhow::Ok(())
+    });
+    try_join_all(calls).await.map(drop)
+}
+
+#[tokio::test]
 async fn an_agent_object_of_asyncio_serves_one_event_loop_after_another() -> Result<()> {
     for library in with_uvloop(vec![PYTHON_ASYNCIO]) {
         serves_one_event_loop_after_another(&library).await?;

@@ -62,8 +62,9 @@ final class Connection {
     }
 
     /** Connects within the limit in nanoseconds. */
-    static Connection open(Path path, Engine engine, Listener listener, long limit) throws IOException {
-        var channel = connect(path, engine, limit);
+    static Connection open(Path path, Engine engine, Listener listener, long limit, Interruption interruption)
+            throws IOException, InterruptedException {
+        var channel = connect(path, engine, limit, interruption);
         try {
             channel.configureBlocking(false);
             var connection = new Connection(channel, engine.poller, listener);
@@ -86,19 +87,26 @@ final class Connection {
         return new Object[] {"HELLO", 3, "SETNAME", name.substring(0, Math.min(name.length(), 100))};
     }
 
-    /** An interrupt closes a channel that is connecting, so it is deferred and another channel is tried. */
-    private static SocketChannel connect(Path path, Engine engine, long limit) throws IOException {
+    /** An interrupt closes a channel that is connecting. If it is deferred, another channel is tried. */
+    private static SocketChannel connect(Path path, Engine engine, long limit, Interruption interruption)
+            throws IOException, InterruptedException {
         long end = System.nanoTime() + limit;
-        boolean interrupted = Thread.interrupted();
+        boolean interrupted = false;
         try {
             while (true) {
+                if (Thread.interrupted()) {
+                    if (interruption == Interruption.ENDS) {
+                        throw new InterruptedException();
+                    }
+                    interrupted = true;
+                }
                 var channel = SocketChannel.open(StandardProtocolFamily.UNIX);
                 var overdue = engine.after(end - System.nanoTime(), () -> closeQuietly(channel));
                 try {
                     channel.connect(UnixDomainSocketAddress.of(path));
                     return channel;
                 } catch (ClosedByInterruptException interrupt) {
-                    interrupted = Thread.interrupted() || interrupted;
+                    continue;
                 } catch (ClosedChannelException late) {
                     throw new IOException("it accepts no connection", late);
                 } catch (IOException error) {

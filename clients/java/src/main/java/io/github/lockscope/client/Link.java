@@ -144,7 +144,7 @@ final class Link implements Connection.Listener {
     private void open(long end, Interruption interruption) throws IOException, Failure, InterruptedException {
         long left = Math.min(Math.max(end - BootClock.atMost(), LEAST_LIMIT), Connection.REPLY_LIMIT);
         long begun = System.nanoTime();
-        var fresh = Connection.open(path, engine, this, left);
+        var fresh = Connection.open(path, engine, this, left, interruption);
         var limit = engine.after(left - (System.nanoTime() - begun), fresh::close);
         long sent = BootClock.atLeast();
         Map<?, ?> ticket;
@@ -250,9 +250,11 @@ final class Link implements Connection.Listener {
     static Object callOnce(Engine engine, Path path, Object... words) throws Failure {
         Connection once;
         try {
-            once = Connection.open(path, engine, new Ignored(), Connection.REPLY_LIMIT);
+            once = Connection.open(path, engine, new Ignored(), Connection.REPLY_LIMIT, Interruption.DEFERRED);
         } catch (IOException error) {
             throw Failure.disconnected("no agent at " + path + ": " + error.getMessage());
+        } catch (InterruptedException interrupt) {
+            throw new AssertionError("interrupts are deferred", interrupt);
         }
         try {
             return once.call(words);
