@@ -3,7 +3,9 @@ package io.github.lockscope.redisson;
 import io.github.lockscope.client.Agent;
 import io.github.lockscope.client.Kind;
 import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
+import java.util.concurrent.SynchronousQueue;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RReadWriteLock;
@@ -17,11 +19,15 @@ import org.redisson.api.RReadWriteLock;
 public final class LockscopeLocks implements AutoCloseable {
     private final Agent agent;
     private final Owners owners;
-    private final ExecutorService executor = Executors.newCachedThreadPool(work -> {
-        var thread = new Thread(work, "lockscope-async");
+    /** Runs asynchronous calls; once it is shut down, in the caller's thread, where they fail like other calls. */
+    private final ExecutorService executor = new ThreadPoolExecutor(0, Integer.MAX_VALUE, 1, TimeUnit.MINUTES,
+            new SynchronousQueue<>(), LockscopeLocks::newThread, (call, closed) -> call.run());
+
+    private static Thread newThread(Runnable calls) {
+        var thread = new Thread(calls, "lockscope-async");
         thread.setDaemon(true);
         return thread;
-    });
+    }
 
     /** Creates locks that are acquired through this agent, which {@link #close} closes. */
     public LockscopeLocks(Agent agent) {

@@ -20,7 +20,7 @@ import java.util.concurrent.TimeoutException;
  * Runs the contract of Redisson's lock interfaces with two clients, each {@code REDISSON} or {@code AGENT}, which use the same
  * names. Needs a Redis at {@code REDIS_URL}, and an agent with a lease of three seconds on it at {@code LOCKSCOPE_SOCKET}.
  *
- * <p>A test is a public method without arguments; {@link #first} and {@link #second} are its clients. A test with
+ * <p>A test is a public method without arguments; {@link #first}, of the kind {@link #kind}, and {@link #second} are its clients. A test with
  * {@link Differs} must fail if its first client is of that kind.
  */
 abstract class Contract {
@@ -35,6 +35,7 @@ abstract class Contract {
 
     static final long PATIENCE = 30;
 
+    Side.Kind kind;
     Side first;
     Side second;
     String name;
@@ -59,6 +60,7 @@ abstract class Contract {
                     .sorted(Comparator.comparing(Method::getName)).toList();
             for (var test : tests) {
                 var subject = contract.getDeclaredConstructor().newInstance();
+                subject.kind = firstKind;
                 subject.first = first;
                 subject.second = second;
                 subject.name = "contract:" + firstKind + ":" + secondKind + ":" + test.getName();

@@ -223,6 +223,16 @@ public final class PlainContract extends Contract {
         mine().unlockAsync(71).toCompletableFuture().get();
     }
 
+    public void anAsynchronousCallOfAClosedClientFails() throws Exception {
+        RLock closed;
+        try (var client = kind.open()) {
+            closed = client.plain(name);
+        }
+        var attempt = closed.tryLockAsync().toCompletableFuture();
+        fails(Exception.class, () -> new Running<>(null, attempt).get());
+        check(!mine().isLocked(), "a free lock");
+    }
+
     public void conditionsAreNotSupported() throws Exception {
         fails(UnsupportedOperationException.class, () -> mine().newCondition());
     }
