@@ -142,6 +142,14 @@ async fn a_server_with_default_settings_bounds_it_as_a_subscriber() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn it_is_opened_on_a_server_that_cannot_save() {
+    let server = RedisServer::with(&[&BOUNDED[..], &["--save", "3600 1"]].concat());
+    server.fail_to_save().await;
+    let dashboard = watching(&server, &[]).await;
+    dashboard.source_when("monitor", "on").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn it_is_not_opened_where_it_could_take_more_memory_than_there_is() {
     let budget = ["--monitor", "on", "--monitor-budget", "16mb"];
     let full = [&["--maxmemory", "20mb"][..], &["--maxmemory-policy", "noeviction"]].concat();

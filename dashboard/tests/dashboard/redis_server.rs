@@ -8,6 +8,8 @@ use redisson::script::Call;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::NamedTempFile;
 
+use crate::serving::PATIENCE;
+
 /// A Redis server in a separate folder, stopped at the end of the test.
 pub(crate) struct RedisServer {
     child: Child,
@@ -49,6 +51,18 @@ impl RedisServer {
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Lets the server's attempt to save its data fail. It must have a `save` setting.
+    pub(crate) async fn fail_to_save(&self) {
+        std::fs::create_dir(self.folder.path().join("dump.rdb")).unwrap();
+        let mut connection = self.connect();
+        run::<String>(&mut connection, &["BGSAVE"]);
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while !run::<String>(&mut connection, &["INFO"]).contains("rdb_last_bgsave_status:err") {
+            assert!(tokio::time::Instant::now() < deadline, "it has saved its data");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     pub(crate) fn freeze(&self) {

@@ -83,7 +83,8 @@ struct Step {
 enum Kind {
     /// A failure makes the connection useless.
     Vital,
-    /// Checks whether the server serves at all. Being denied this command is harmless.
+    /// Checks whether the server serves at all. It does if it denies the account this command, or if it refuses writes,
+    /// and PING with them, because it cannot save.
     Ping,
     /// Returns a section of INFO.
     Info,
@@ -174,8 +175,11 @@ fn check(step: &Step, error: ServerError) -> Result<(), ConnectError> {
     let doing = step.doing;
     let of_the_connection =
         error.is_max_clients() || error.code == "DENIED" || error.code == "NOAUTH";
-    let ping_denied = step.kind == Kind::Ping && error.code == "NOPERM";
-    let vital = matches!(step.kind, Kind::Vital | Kind::Ping) && !ping_denied;
+    let vital = match step.kind {
+        Kind::Vital => true,
+        Kind::Ping => error.code != "NOPERM" && error.code != "MISCONF",
+        Kind::Info | Kind::Extra => false,
+    };
     if vital || of_the_connection {
         return Err(ConnectError::Refused { while_doing: doing, error });
     }

@@ -110,6 +110,18 @@ async fn a_user_without_info_still_gets_a_link() {
 }
 
 #[tokio::test]
+async fn a_server_that_cannot_save_still_gets_a_link() {
+    let server = Server::start(&["--save", "3600 1"]).await;
+    server.fail_to_save().await;
+    let shutdown = Shutdown::new();
+    let link = patient_link(&server.url(), &shutdown);
+    up(&link).await;
+    assert_eq!(link.call(cmd("GET").arg("x").to_owned()).await, Ok(Value::Nil));
+    let refused = link.call(cmd("SET").arg("x").arg(1).to_owned()).await.unwrap_err();
+    assert_eq!(refused.refused().unwrap().code, "MISCONF");
+}
+
+#[tokio::test]
 async fn a_server_with_too_many_clients_is_named_as_such() {
     let server = Server::start(&["--maxclients", "2"]).await;
     let shutdown = Shutdown::new();

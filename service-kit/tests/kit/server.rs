@@ -70,6 +70,16 @@ impl Server {
         names.map(str::to_owned).collect()
     }
 
+    /// Lets the server's attempt to save its data fail.
+    pub(crate) async fn fail_to_save(&self) {
+        std::fs::create_dir(self.folder.path().join("dump.rdb")).unwrap();
+        self.ask::<()>(&["BGSAVE"]);
+        eventually("the attempt fails", async || {
+            self.ask::<String>(&["INFO", "persistence"]).contains("rdb_last_bgsave_status:err")
+        })
+        .await;
+    }
+
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
     }
