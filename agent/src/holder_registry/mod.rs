@@ -92,7 +92,8 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         trace_key: keys::agent_trace(&settings.client),
         holders_key: keys::agent_holders(&settings.client),
         waiters_key: keys::agent_waiters(&settings.client),
-        awaited: false,
+        // A previous run of this agent may have written it.
+        awaited: true,
         process,
         signer,
         booted: boot_epoch_millis(),

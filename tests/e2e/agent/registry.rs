@@ -1,7 +1,9 @@
 //! The holder registry: entries that the agent publishes in Redis about itself and its holders.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
-use harness::{Agent, Client, RedisServer, Worker, eventually};
+use harness::{Agent, Client, RedisServer, Worker, eventually, within};
 use redisson::{HolderId, keys};
 use serde_json::Value;
 
@@ -186,5 +188,29 @@ async fn locks_work_if_redis_refuses_the_registry() -> Result<()> {
     .await;
     assert_eq!(worker.call("UNLOCK a").await?.int()?, 0);
     assert_eq!(direct.call("KEYS lockscope:*").await?.items()?, []);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_waits_of_an_earlier_run_are_removed() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (mut worker, mut waiter) = (bench.session().await?, bench.session().await?);
+    let held = holder(&lock(&mut worker, "LOCK a").await?)?;
+    waiter.send("LOCK a").await?;
+    let id = HolderId::parse(held.as_bytes()).context("a holder id")?;
+    let key = String::from_utf8(keys::agent_waiters(&id.client))?;
+    let direct = &mut bench.direct;
+    eventually("the wait to be published", async || {
+        ensure!(direct.call(&format!("EXISTS {key}")).await?.int()? == 1);
+        Ok(())
+    })
+    .await;
+    bench.agent.restart().await?;
+    // Much earlier than at the end of its time to live.
+    within(Duration::from_secs(40), "the removal of the wait", async || {
+        ensure!(direct.call(&format!("EXISTS {key}")).await?.int()? == 0);
+        Ok(())
+    })
+    .await;
     Ok(())
 }
