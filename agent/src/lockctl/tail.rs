@@ -72,17 +72,11 @@ pub(crate) async fn tail(args: &TailArgs) -> Result<(), TailError> {
     let end = Instant::now() + args.duration;
     // Steps of an earlier trace of the lock are not ours.
     let mut next = number(&dashboard.call(Method::GET, "").await?, "next");
-    dashboard.call(Method::POST, "").await?;
-    let mut requested = Instant::now();
-    let mut told = None;
+    let mut requested = None;
+    let mut reported = None;
     let mut lost_at = None;
     while Instant::now() < end {
-        if requested.elapsed() + RENEW_BEFORE > TRACE {
-            dashboard.call(Method::POST, "").await?;
-            requested = Instant::now();
-        }
-        let wait = as_millis(end.saturating_duration_since(Instant::now())).min(WAIT_MS);
-        let trace = match dashboard.call(Method::GET, &format!("&from={next}&wait={wait}")).await {
+        let trace = match dashboard.next_steps(&mut requested, next, end).await {
             Ok(trace) => trace,
             Err(error @ TailError::Unreachable(..)) => {
                 let lost_at = lost_at.get_or_insert_with(Instant::now);
@@ -96,17 +90,16 @@ pub(crate) async fn tail(args: &TailArgs) -> Result<(), TailError> {
         };
         if lost_at.take().is_some() && number(&trace, "next") < next {
             // Another process serves the address now: it does not know about this trace.
-            (next, requested) = (0, Instant::now());
-            dashboard.call(Method::POST, "").await?;
+            (next, requested) = (0, None);
             continue;
         }
         let state = match closed(&trace) {
             Some(why) => format!("MONITOR is not open yet: {}", printable(why.as_bytes())),
             None => format!("MONITOR is open: following {}", printable(args.lock.as_bytes())),
         };
-        if told.as_ref() != Some(&state) {
+        if reported.as_ref() != Some(&state) {
             notice(&state);
-            told = Some(state);
+            reported = Some(state);
         }
         print(&lines(&trace, next, args))?;
         next = number(&trace, "next");
@@ -149,6 +142,22 @@ impl Dashboard {
             write!(url, "&db={db}").unwrap_or_default();
         }
         Ok(Self { client, url, base, token })
+    }
+
+    /// Returns the trace from step `next` on, as soon as it has more steps. Requests it first if it was not requested, at
+    /// the instant `requested`, or would soon end.
+    async fn next_steps(
+        &self,
+        requested: &mut Option<Instant>,
+        next: u64,
+        end: Instant,
+    ) -> Result<Value, TailError> {
+        if requested.is_none_or(|at| at.elapsed() + RENEW_BEFORE > TRACE) {
+            self.call(Method::POST, "").await?;
+            *requested = Some(Instant::now());
+        }
+        let wait = as_millis(end.saturating_duration_since(Instant::now())).min(WAIT_MS);
+        self.call(Method::GET, &format!("&from={next}&wait={wait}")).await
     }
 
     async fn call(&self, method: Method, more: &str) -> Result<Value, TailError> {
@@ -249,8 +258,12 @@ fn encoded(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::Router;
     use clap::Parser as _;
     use serde_json::json;
+    use tokio::net::TcpListener;
 
     use super::*;
     use crate::cli::{Cli, Verb};
@@ -297,6 +310,36 @@ mod tests {
         assert_eq!(url, "http://h:1/api/v1/trace?name=a&deployment=x&db=3");
         assert!(Cli::try_parse_from(["lockctl", "tail", "a", "--dashboard", "h:1"]).is_err());
         assert!(Cli::try_parse_from(["lockctl", "tail", "a", "--for", "2h"]).is_err());
+    }
+
+    /// Answers as a dashboard that is restarted behind a proxy.
+    fn answer(requests: &Mutex<Vec<Method>>, method: Method) -> (StatusCode, &'static str) {
+        let mut requests = requests.lock().unwrap();
+        requests.push(method);
+        match requests.len() {
+            1 | 2 => (StatusCode::OK, r#"{"next":5}"#),
+            3 | 5 => (StatusCode::BAD_GATEWAY, "no upstream"),
+            4 | 6 => (StatusCode::OK, r#"{"next":0}"#),
+            _ => (StatusCode::NOT_FOUND, r#"{"detail":"enough"}"#),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_trace_is_requested_again_although_the_first_attempt_fails() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let requests = Arc::<Mutex<Vec<Method>>>::default();
+        let seen = Arc::clone(&requests);
+        let router =
+            Router::new().fallback(move |method: Method| std::future::ready(answer(&seen, method)));
+        let server = tokio::spawn(async move { axum::serve(listener, router).await });
+        let error = tail(&args(&format!("--dashboard http://{address}"))).await.unwrap_err();
+        assert!(matches!(error, TailError::Refused(StatusCode::NOT_FOUND, _)), "{error}");
+        let expected = "GET POST GET GET POST POST GET";
+        let requests = requests.lock().unwrap();
+        let methods: Vec<&str> = requests.iter().map(Method::as_str).collect();
+        assert_eq!(methods.join(" "), expected);
+        server.abort();
     }
 
     #[test]
