@@ -99,6 +99,7 @@ pub(in crate::core) fn not_held_by(name: &LockName, named: &[u8], mut now: Vec<S
     now.dedup();
     let hidden = now.len().saturating_sub(MAX_NAMED);
     now.truncate(MAX_NAMED);
+    let mut now: Vec<String> = now.iter().map(|holder| printable(holder)).collect();
     if hidden > 0 {
         now.push(others(hidden));
     }
@@ -267,5 +268,17 @@ impl Core {
                 "DENIED {command} is for root and the agent's own user, and you are user {uid}"
             ))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_holders_without_their_control_characters() {
+        let name = LockName::new(*b"a").unwrap();
+        let refusal = not_held_by(&name, b"x\x1b[2J", vec!["y\u{1b}[2J".to_owned()]);
+        assert!(refusal.contains("held by y[2J, not by `x[2J`"), "{refusal}");
     }
 }
