@@ -31,6 +31,10 @@ impl Core {
                 continue;
             }
             let Some(state) = self.locks.get(&waiter.name) else { continue };
+            if state.queue.is_empty() {
+                // A reader below its own write hold waits only for the reply.
+                continue;
+            }
             let queued = state.queue.iter().filter_map(|id| self.locks.waiter(*id));
             let named = queued.take(MAX_NAMED).map(|waiter| (waiter.number, waiter.since));
             awaited.push(AwaitedLock {

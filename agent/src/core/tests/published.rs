@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::world::World;
+use redisson::Kind;
+
+use super::world::{Network, World};
 use crate::core::report::{PublishDiff, PublishedPage};
 use crate::types::Number;
 
@@ -121,4 +123,16 @@ fn an_awaited_lock_reports_the_count_of_all_its_waiters() {
     assert!(world.core.awaited(false, SECOND).is_empty(), "only a young one is left");
     world.pass(SECOND);
     assert_eq!(world.core.awaited(false, SECOND)[0].count, 1);
+}
+
+#[test]
+fn a_reader_below_its_own_write_hold_waits_for_no_lock() {
+    let mut world = World::new();
+    let writer = world.open();
+    world.lock_as(writer, "x", Kind::Write);
+    world.network = Network::Slow(1_500);
+    world.lock_as(writer, "x", Kind::Read);
+    world.pass(SECOND);
+    assert_eq!(world.core.waiters(), 1);
+    assert!(world.core.awaited(false, SECOND).is_empty());
 }
