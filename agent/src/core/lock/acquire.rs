@@ -22,10 +22,11 @@ impl Core {
     pub(in crate::core) fn lock(&mut self, reply_to: ReplyTo, request: LockRequest) {
         let owner = reply_to.owner(request.owner);
         let span = self.acquire_span(owner, &request);
-        if let Some(refusal) = self.refusal(reply_to, &request, 0) {
+        let held = self.hold_of(owner, &request.name, Side::of(request.kind));
+        if let Some(refusal) = self.refusal(reply_to, &request, held, 0) {
             return self.deny(reply_to, &request.name, request.kind, &span, refusal);
         }
-        if let Some(number) = self.hold_of(owner, &request.name, Side::of(request.kind)) {
+        if let Some(number) = held {
             return self.reenter(reply_to, number, &request, span);
         }
         self.sessions.forget_loss(owner, &request.name);
@@ -86,12 +87,13 @@ impl Core {
         self.locks.get(name).is_some_and(|name| name.keeps_out(kind) || !name.queue.is_empty())
     }
 
-    /// Returns the refusal of a LOCK before any attempt. `before` is the number of new locks that the same MLOCK
-    /// acquires first.
+    /// Returns the refusal of a LOCK before any attempt. `held` is the owner's hold that it would re-enter; `before` is the
+    /// number of new locks that the same MLOCK acquires first.
     pub(in crate::core) fn refusal(
         &mut self,
         reply_to: ReplyTo,
         request: &LockRequest,
+        held: Option<Number>,
         before: usize,
     ) -> Option<Frame> {
         if let Some(refusal) =
@@ -109,7 +111,7 @@ impl Core {
                 request.name
             )));
         }
-        if let Some(refusal) = self.policy_refusal(reply_to, request, before) {
+        if let Some(refusal) = self.policy_refusal(reply_to, request, held, before) {
             return Some(refusal);
         }
         if request.kind == Kind::Red && self.settings.red.is_none() {
@@ -126,8 +128,7 @@ impl Core {
         if let Some(refusal) = self.kind_refusal(reply_to, request) {
             return Some(refusal);
         }
-        let owner = reply_to.owner(request.owner);
-        if self.hold_of(owner, &request.name, Side::of(request.kind)).is_some() {
+        if held.is_some() {
             return None;
         }
         let reason =

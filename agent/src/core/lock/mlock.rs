@@ -109,12 +109,12 @@ impl Core {
     ) -> Option<(usize, Frame)> {
         let mut before = 0;
         for (index, request) in requests.iter().enumerate() {
-            let refusal = self.refusal(reply_to, request, before);
+            let held = self.hold_of(owner, &request.name, Side::of(request.kind));
+            let refusal = self.refusal(reply_to, request, held, before);
             if let Some(refusal) = refusal.or_else(|| self.member_deadlock(owner, request)) {
                 return Some((index, refusal));
             }
-            let held = self.hold_of(owner, &request.name, Side::of(request.kind)).is_some();
-            before += usize::from(!held);
+            before += usize::from(held.is_none());
         }
         None
     }

@@ -1,11 +1,11 @@
 //! The policy: the LOCKs that it denies.
 
 use crate::core::ids::ReplyTo;
-use crate::core::side::Side;
 use crate::core::{Core, Report};
 use crate::policy::Policy;
 use crate::protocol::command::LockRequest;
 use crate::protocol::resp::Frame;
+use crate::types::Number;
 
 impl Core {
     /// Sets the policy for new LOCKs; without one all are allowed. Existing holds stay.
@@ -18,13 +18,12 @@ impl Core {
         &mut self,
         reply_to: ReplyTo,
         request: &LockRequest,
+        held: Option<Number>,
         before: usize,
     ) -> Option<Frame> {
         if !self.locks.quota().is_limited() {
             return None;
         }
-        let owner = reply_to.owner(request.owner);
-        let held = self.hold_of(owner, &request.name, Side::of(request.kind));
         let held = held.and_then(|number| self.leases.get(number));
         if held.is_some_and(|hold| hold.kind == request.kind) {
             return None;
