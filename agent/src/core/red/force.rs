@@ -60,6 +60,11 @@ impl Core {
         for (node, shown) in targets {
             seen[node] = Some(Box::new(shown.clone()));
         }
+        self.force_seen(quorum, look, seen);
+    }
+
+    /// Releases the lock on each server that showed it. `quorum` has the earlier answers of the others.
+    fn force_seen(&mut self, quorum: &QuorumOp, look: &Look, seen: Vec<Option<Box<LockDetails>>>) {
         let request = QuorumRequest::Force { look: look.clone(), seen: seen.clone() };
         let mut forcing = QuorumOp::new(request, self.now, seen.len());
         for (node, answer) in forcing.answers.iter_mut().enumerate() {
@@ -74,7 +79,7 @@ impl Core {
         let id = self.open(forcing, self.now + self.settings.response_timeout);
         for (node, shown) in seen.into_iter().enumerate() {
             if let Some(shown) = shown {
-                let verb = NodeVerb::Force { quorum: id, name: name.clone(), shown };
+                let verb = NodeVerb::Force { quorum: id, name: look.name.clone(), shown };
                 self.send(Verb::Node(NodeOp { node, verb }), WORTH);
             }
         }
