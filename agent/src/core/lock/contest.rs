@@ -84,7 +84,7 @@ impl Core {
     fn nodes_of(&self, family: Family) -> Vec<Node> {
         match family {
             Family::Red => (0..self.nodes().len()).map(Node::Red).collect(),
-            _ => vec![Node::Main],
+            Family::Plain | Family::Fair | Family::ReadWrite => vec![Node::Main],
         }
     }
 

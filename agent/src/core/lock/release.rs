@@ -115,7 +115,9 @@ impl Core {
         let id = self.send(Verb::HandOver(HandOver { from: ending, to: next }), give_up);
         match kind {
             Kind::Fair => self.locks.begin_attempt(waiter, id),
-            _ => self.locks.begin_contest(&name, id),
+            Kind::Lock | Kind::Read | Kind::Write | Kind::Fenced | Kind::Red => {
+                self.locks.begin_contest(&name, id);
+            }
         }
     }
 
@@ -206,7 +208,9 @@ impl Core {
             // A position in a queue does not end with a lease: it blocks others until its deadline, which is later the
             // more waiters are before it.
             Kind::Fair => Duration::MAX,
-            _ => self.retry_window(lease),
+            Kind::Lock | Kind::Read | Kind::Write | Kind::Fenced | Kind::Red => {
+                self.retry_window(lease)
+            }
         };
         let (after, name) = (Moment::default(), name.clone());
         self.send(Verb::Undo(Undo { after, name, kind, number }), give_up);

@@ -164,7 +164,9 @@ impl Core {
         self.effects.report(Report::Waited { group, outcome, wait });
         match waiter.kind {
             Kind::Red => self.tell_once_undone(&waiter, reply),
-            _ => self.answer(waiter.reply_to, reply),
+            Kind::Lock | Kind::Fair | Kind::Read | Kind::Write | Kind::Fenced => {
+                self.answer(waiter.reply_to, reply);
+            }
         }
         if waiter.attempt.is_none() && waiter.kind != Kind::Fair {
             // Everything it asked was answered, and has left nothing.

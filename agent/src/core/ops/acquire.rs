@@ -180,7 +180,7 @@ impl Core {
                 let kind = match asked.family() {
                     Family::ReadWrite if holder.write => Kind::Write,
                     Family::ReadWrite => Kind::Read,
-                    _ => asked,
+                    Family::Plain | Family::Fair | Family::Red => asked,
                 };
                 (holder.thread, kind)
             })

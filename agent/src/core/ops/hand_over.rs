@@ -30,7 +30,9 @@ impl Operation for HandOver {
                 let between = (&old, &new);
                 script::hand_over_fair(&to.name, between, to.lease, FAIR_WAIT, &first, publish)
             }
-            _ => script::hand_over(&to.name, &old, &new, to.lease),
+            Kind::Lock | Kind::Read | Kind::Write | Kind::Red => {
+                script::hand_over(&to.name, &old, &new, to.lease)
+            }
         }
     }
 
@@ -40,7 +42,9 @@ impl Operation for HandOver {
                 core.note_message(&self.to.name, reply);
                 script::parse_hand_over_fair(reply)?
             }
-            _ => script::parse_hand_over(reply)?,
+            Kind::Lock | Kind::Read | Kind::Write | Kind::Fenced | Kind::Red => {
+                script::parse_hand_over(reply)?
+            }
         };
         core.on_hand_over_reply(id, op, &self.from, &self.to, passed);
         Ok(())

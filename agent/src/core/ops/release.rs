@@ -25,7 +25,13 @@ impl Ending {
     pub(in crate::core) fn relied_on_until(&self) -> Moment {
         match self.end {
             End::Unconfirmed | End::Expired | End::Frozen => self.valid_until,
-            _ => Moment::default(),
+            End::Released
+            | End::Disconnected
+            | End::Missing
+            | End::Stolen
+            | End::Forced
+            | End::Drained
+            | End::Restarted => Moment::default(),
         }
     }
 

@@ -27,7 +27,9 @@ impl Operation for HoldUpdate {
         let hold = [(&self.name, core.numbers.field(self.kind, self.number))];
         match self.kind {
             Kind::Read => script::renew_read(hold, self.count, wanted, MissingMarkers::Restore),
-            _ => script::renew(hold, self.count, wanted),
+            Kind::Lock | Kind::Fair | Kind::Write | Kind::Fenced | Kind::Red => {
+                script::renew(hold, self.count, wanted)
+            }
         }
     }
 
@@ -86,7 +88,9 @@ impl Core {
         let lease = update.change.lease();
         let id = match update.kind {
             Kind::Red => self.update_red(&update),
-            _ => self.send(Verb::Update(update), self.settings.response_timeout),
+            Kind::Lock | Kind::Fair | Kind::Read | Kind::Write | Kind::Fenced => {
+                self.send(Verb::Update(update), self.settings.response_timeout)
+            }
         };
         self.leases.begin_update(number, id, lease);
     }
