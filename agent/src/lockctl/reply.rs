@@ -16,7 +16,7 @@ const PRECISION: u64 = 1_000;
 pub(crate) struct Validity {
     pub(crate) until: u64,
     /// The instant at which the agent reported it.
-    said: u64,
+    reported: u64,
 }
 
 impl Validity {
@@ -25,12 +25,12 @@ impl Validity {
     pub(crate) fn new(left: Duration, nanos: Option<i64>) -> Self {
         let stated = nanos.and_then(|nanos| u64::try_from(nanos / 1_000).ok());
         let until = stated.unwrap_or_else(|| boot_micros() + as_micros(left));
-        Self { until, said: until.saturating_sub(as_micros(left)) }
+        Self { until, reported: until.saturating_sub(as_micros(left)) }
     }
 
     /// Returns whether it was reported before the other.
     pub(crate) fn is_older_than(self, other: Self) -> bool {
-        self.said + PRECISION <= other.said
+        self.reported + PRECISION <= other.reported
     }
 }
 

@@ -180,8 +180,8 @@ mod tests {
         let error = "`注文:42` is not listed: NOPERM this user has no permissions (UNAVAILABLE)";
         let shown = lines(&[], Some(error), (24, 30));
         assert!(shown.iter().all(|line| columns::width(line) <= 30), "{shown:?}");
-        let (head, told) = shown.split_last().unwrap();
-        assert_eq!((told.join(" "), head.starts_with("LOCK")), (error.to_owned(), true));
+        let (head, message) = shown.split_last().unwrap();
+        assert_eq!((message.join(" "), head.starts_with("LOCK")), (error.to_owned(), true));
         assert_eq!(lines(&[], Some(error), (4, 30)).len(), 3);
         let rows = ["注文:42", "a"].map(|lock| row(lock, "held", "u:1", 7));
         let shown = lines(&rows, None, (24, 30));

@@ -238,7 +238,7 @@ impl Sender {
                     return;
                 }
             };
-            let confirmed = said(replies.next_back());
+            let confirmed = parse_wait(replies.next_back());
             self.unsure = confirmed.replicas < self.replicas.wanted;
             let outcome = if self.unsure { "unconfirmed" } else { "confirmed" };
             let batch = self.batch.label();
@@ -284,7 +284,7 @@ pub(super) async fn changed(states: &mut [watch::Receiver<LinkState>]) {
 }
 
 /// Parses the answer to WAIT.
-fn said(answer: Option<Result<RedisValue, ServerError>>) -> Confirmed {
+fn parse_wait(answer: Option<Result<RedisValue, ServerError>>) -> Confirmed {
     match answer {
         Some(Ok(RedisValue::Int(replicas))) => {
             Confirmed { replicas: u32::try_from(replicas).unwrap_or(0), refusal: None }
@@ -379,11 +379,11 @@ mod tests {
     #[test]
     fn the_reply_to_wait_is_a_number_of_replicas_or_a_refusal() {
         let replicas = |replicas| Confirmed { replicas, refusal: None };
-        assert_eq!(said(Some(Ok(RedisValue::Int(2)))), replicas(2));
-        assert_eq!(said(Some(Ok(RedisValue::Int(-1)))), replicas(0));
+        assert_eq!(parse_wait(Some(Ok(RedisValue::Int(2)))), replicas(2));
+        assert_eq!(parse_wait(Some(Ok(RedisValue::Int(-1)))), replicas(0));
         let denied = ServerError { code: "NOPERM".to_owned(), message: "no wait".to_owned() };
-        let refusal = said(Some(Err(denied))).refusal.unwrap();
+        let refusal = parse_wait(Some(Err(denied))).refusal.unwrap();
         assert!(refusal.contains("NOPERM no wait"), "{refusal}");
-        assert!(said(None).refusal.is_some());
+        assert!(parse_wait(None).refusal.is_some());
     }
 }

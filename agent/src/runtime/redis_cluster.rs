@@ -27,7 +27,7 @@ use crate::core::{Lane, OpId};
 use crate::metrics::Metrics;
 
 /// The most redirections of one script before it counts as not sent: nodes that disagree may redirect it in circles.
-const HOPS: usize = 4;
+const MAX_REDIRECTS: usize = 4;
 /// The time for which a node without slots is kept after a redirection to it: a new node has none until its first slot
 /// has moved.
 const REDIRECT_TARGET: Duration = Duration::from_secs(30);
@@ -52,7 +52,7 @@ struct Routes {
     /// The channels that the core subscribes to.
     channels: HashMap<Vec<u8>, ChannelNode>,
     /// The channels whose node turned out not to serve them.
-    astray: HashSet<Vec<u8>>,
+    misrouted: HashSet<Vec<u8>>,
     /// The way releases are published, and thus received.
     publish: Publish,
 }
@@ -83,7 +83,7 @@ struct News {
     nodes: SelectAll<BoxStream<'static, (Address, FromRedis)>>,
     options: NodeOptions,
     /// The way to publish releases, if the servers support it.
-    wished: Publish,
+    preferred: Publish,
     metrics: Arc<Metrics>,
     shutdown: Shutdown,
 }
@@ -93,7 +93,7 @@ impl RedisCluster {
     pub(super) fn start(
         options: NodeOptions,
         cluster: Cluster,
-        wished: Publish,
+        preferred: Publish,
         metrics: &Arc<Metrics>,
         shutdown: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
@@ -104,7 +104,7 @@ impl RedisCluster {
             state,
             nodes: SelectAll::new(),
             options,
-            wished,
+            preferred,
             metrics: Arc::clone(metrics),
             shutdown: shutdown.clone(),
         };
@@ -122,7 +122,7 @@ impl RedisCluster {
         let routes = &mut *self.inner.routes();
         routes.leave(channel);
         routes.channels.remove(channel);
-        routes.astray.remove(channel);
+        routes.misrouted.remove(channel);
     }
 
     /// Sends a script to the master of its keys' slot. The future returns its outcome.
@@ -152,7 +152,7 @@ impl Inner {
         let slot = call.keys.iter().next().map_or(0, slot);
         let (mut address, mut node) = self.routes().owner(slot).map_err(unsent)?;
         let mut asking = false;
-        for _ in 0..HOPS {
+        for _ in 0..MAX_REDIRECTS {
             let error = match node.send(lane, Arc::clone(&call), asking, trace_parent).await {
                 Ok(answer) => return Ok(answer),
                 Err(CallError::Refused(error)) => error,
@@ -195,7 +195,7 @@ fn unsent(reason: String) -> CallError {
 }
 
 /// Returns the number of channel types on which a release may be published.
-fn sorts(publish: Publish) -> usize {
+fn channel_kinds(publish: Publish) -> usize {
     match publish {
         Publish::Both => 2,
         Publish::Plain | Publish::Sharded => 1,
@@ -242,7 +242,7 @@ impl Routes {
             if self.publish != Publish::Plain {
                 node.ssubscribe(channel.to_vec());
             }
-            let channel_node = ChannelNode { at: Some(address), open: sorts(self.publish) };
+            let channel_node = ChannelNode { at: Some(address), open: channel_kinds(self.publish) };
             self.channels.insert(channel.to_vec(), channel_node);
         }
     }
@@ -269,8 +269,8 @@ impl Routes {
     }
 
     /// Marks all subscriptions at that node as unconfirmed.
-    fn mark_deaf(&mut self, address: &Address) {
-        let open = sorts(self.publish);
+    fn mark_unsubscribed(&mut self, address: &Address) {
+        let open = channel_kinds(self.publish);
         for channel_node in
             self.channels.values_mut().filter(|held| held.at.as_ref() == Some(address))
         {
@@ -303,12 +303,12 @@ impl Routes {
             Some(node) => Some(node.detail.clone()),
             None => Some(format!("{address}: not connected yet")),
         });
-        let mut troubles: Vec<String> = down.collect();
+        let mut problems: Vec<String> = down.collect();
         let unserved = self.slots.unserved();
         if unserved > 0 {
-            troubles.push(format!("{unserved} slots of the cluster are served by nobody"));
+            problems.push(format!("{unserved} slots of the cluster are served by nobody"));
         }
-        (!troubles.is_empty()).then(|| troubles.join("; "))
+        (!problems.is_empty()).then(|| problems.join("; "))
     }
 }
 
@@ -322,7 +322,7 @@ impl News {
                     return self.report(false);
                 }
                 Some((address, event)) = self.nodes.next(), if !self.nodes.is_empty() => {
-                    if let Some(event) = self.heard_from(&address, event) {
+                    if let Some(event) = self.on_event(&address, event) {
                         return event;
                     }
                 }
@@ -349,7 +349,7 @@ impl News {
         for address in wanted {
             routes.nodes.entry(address).or_insert_with_key(|address| self.start(address));
         }
-        for channel in std::mem::take(&mut routes.astray) {
+        for channel in std::mem::take(&mut routes.misrouted) {
             routes.listen(&channel, true);
         }
         if moved {
@@ -377,7 +377,7 @@ impl News {
         }
     }
 
-    fn heard_from(&mut self, address: &Address, event: FromRedis) -> Option<FromRedis> {
+    fn on_event(&mut self, address: &Address, event: FromRedis) -> Option<FromRedis> {
         match event {
             FromRedis::State { up, detail, in_doubt, .. } => {
                 let inner = Arc::clone(&self.inner);
@@ -401,7 +401,7 @@ impl News {
                 let mut routes = self.inner.routes();
                 let channel_node = routes.channels.get(&channel);
                 if channel_node.is_some_and(|held| held.at.as_ref() == Some(address)) {
-                    routes.astray.insert(channel);
+                    routes.misrouted.insert(channel);
                     self.inner.cluster.hurry(true);
                 }
                 None
@@ -413,7 +413,7 @@ impl News {
                 .on_settled(&channel, address)
                 .then_some(FromRedis::Subscribed { channel }),
             FromRedis::Unsubscribed => {
-                self.inner.routes().mark_deaf(address);
+                self.inner.routes().mark_unsubscribed(address);
                 Some(FromRedis::Unsubscribed)
             }
             other => Some(other),
@@ -424,11 +424,11 @@ impl News {
     fn report(&self, in_doubt: bool) -> FromRedis {
         let mut routes = self.inner.routes();
         let trouble = routes.trouble(&self.state.borrow());
-        self.inner.cluster.hurry(trouble.is_some() || !routes.astray.is_empty());
+        self.inner.cluster.hurry(trouble.is_some() || !routes.misrouted.is_empty());
         let seen = || routes.nodes.values().filter(|node| node.seen);
         // Nodes are not asked for features that they do not have.
         let able = seen().next().is_some() && seen().all(|node| node.sharded);
-        let publish = if able { self.wished } else { Publish::Plain };
+        let publish = if able { self.preferred } else { Publish::Plain };
         let changed = (publish != routes.publish).then_some(publish);
         if changed.is_some() {
             routes.set_publish(publish);

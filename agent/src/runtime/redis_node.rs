@@ -77,7 +77,7 @@ struct News {
     /// The states of the connections for scripts that replicas must confirm.
     replicated_states: Vec<watch::Receiver<LinkState>>,
     messages: mpsc::Receiver<PubSubEvent>,
-    heard: VecDeque<PubSubEvent>,
+    received: VecDeque<PubSubEvent>,
     forced: Vec<u8>,
     node: String,
     metrics: Arc<Metrics>,
@@ -161,7 +161,7 @@ impl RedisNode {
             renewals_state,
             replicated_states: replicated.iter().flat_map(Replicated::states).collect(),
             messages,
-            heard: VecDeque::new(),
+            received: VecDeque::new(),
             forced,
             node: node.clone(),
             metrics: Arc::clone(metrics),
@@ -289,7 +289,7 @@ async fn plain(link: &Link, call: &Call, asking: bool) -> Result<Answer, CallErr
 impl News {
     async fn next(&mut self) -> FromRedis {
         loop {
-            while let Some(event) = self.heard.pop_front() {
+            while let Some(event) = self.received.pop_front() {
                 if let Some(event) = self.message(event) {
                     return event;
                 }
@@ -303,7 +303,7 @@ impl News {
                 count = self.messages.recv_many(&mut events, AT_ONCE) => match count {
                     // Everything has ended: the agent is about to end.
                     0 => return std::future::pending().await,
-                    _ => self.heard = without_echoes(events),
+                    _ => self.received = without_echoes(events),
                 },
             }
         }
@@ -467,10 +467,10 @@ fn is_elsewhere(reason: &str) -> bool {
 /// Returns the events, with each release only once: a cluster publishes it on both types of channel. A waiter that the
 /// first message wakes tries after all of these have arrived, so the others add nothing.
 fn without_echoes(events: Vec<PubSubEvent>) -> VecDeque<PubSubEvent> {
-    let mut told = HashSet::default();
+    let mut seen = HashSet::default();
     let mut is_new = |event: &PubSubEvent| match event {
         PubSubEvent::Message { channel, payload, .. } => {
-            told.insert((channel.clone(), payload.clone()))
+            seen.insert((channel.clone(), payload.clone()))
         }
         _ => true,
     };

@@ -186,20 +186,20 @@ struct Scripts {
 struct UnderWay {
     count: usize,
     /// The time of the latest reply, or of the first script if there was none since.
-    heard: Moment,
+    last_reply: Moment,
 }
 
 impl Scripts {
     fn on_sent(&mut self, user: User, now: Moment) {
         let Some(uid) = user else { return };
-        self.users.entry(uid).or_insert(UnderWay { count: 0, heard: now }).count += 1;
+        self.users.entry(uid).or_insert(UnderWay { count: 0, last_reply: now }).count += 1;
     }
 
     fn on_answered(&mut self, user: User, now: Moment) {
         let Some(uid) = user else { return };
         let Some(scripts) = self.users.get_mut(&uid) else { return };
         scripts.count -= 1;
-        scripts.heard = now;
+        scripts.last_reply = now;
         if scripts.count == 0 {
             self.users.remove(&uid);
         }
@@ -208,7 +208,7 @@ impl Scripts {
     /// Returns the time from which the user's inputs may be handled.
     fn open_at(&self, user: User) -> Moment {
         match user.and_then(|uid| self.users.get(&uid)) {
-            Some(scripts) if scripts.count >= self.most => scripts.heard + SILENCE,
+            Some(scripts) if scripts.count >= self.most => scripts.last_reply + SILENCE,
             _ => Moment::default(),
         }
     }

@@ -157,12 +157,12 @@ mod tests {
             ("parentbased_always_off", false, false, true),
         ] {
             let sampling = read(sampler, "").unwrap();
-            let said = [
+            let wants = [
                 sampling.wants(None),
                 sampling.wants(Some(&parent(FIRST, false))),
                 sampling.wants(Some(&parent(NEVER, true))),
             ];
-            assert_eq!(said, [alone, below_unwanted, above_wanted], "{sampler}");
+            assert_eq!(wants, [alone, below_unwanted, above_wanted], "{sampler}");
         }
     }
 

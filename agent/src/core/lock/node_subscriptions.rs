@@ -66,7 +66,7 @@ impl NodeSubscriptions {
     }
 
     /// Records that no messages are received any more.
-    pub(in crate::core) fn mark_deaf(&mut self) {
+    pub(in crate::core) fn mark_unsubscribed(&mut self) {
         self.listening = Set::default();
     }
 }
@@ -96,7 +96,7 @@ mod tests {
         assert!(!node_subscriptions.on_subscribed(2, 2), "the first two have remained subscribed");
         node_subscriptions.on_unsubscribed(0);
         assert!(!node_subscriptions.on_subscribed(0, 2));
-        node_subscriptions.mark_deaf();
+        node_subscriptions.mark_unsubscribed();
         assert!(!node_subscriptions.on_subscribed(0, 2) && node_subscriptions.on_subscribed(2, 2));
     }
 }

@@ -364,7 +364,7 @@ impl LockTable {
         let state = self.locks.get_mut(name).filter(|state| state.listening.is_none())?;
         let channel = match family {
             Family::ReadWrite => keys::read_write_channel(name),
-            _ => keys::channel(name),
+            Family::Plain | Family::Fair | Family::Red => keys::channel(name),
         };
         state.listening = Some((family, channel.clone()));
         self.subscriptions += 1;
@@ -378,7 +378,7 @@ impl LockTable {
             return None;
         }
         let (family, channel) = state.listening.take()?;
-        state.node_subscriptions.mark_deaf();
+        state.node_subscriptions.mark_unsubscribed();
         self.subscriptions -= 1;
         Some(Listening { family, channel })
     }

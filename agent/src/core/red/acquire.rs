@@ -102,7 +102,7 @@ impl Core {
         }
         self.leases.set_parts(*number, node_leases);
         self.reassess(*number, None);
-        if let Some((reply_to, reply)) = quorum.last_word {
+        if let Some((reply_to, reply)) = quorum.final_reply {
             self.answer(reply_to, reply);
         }
     }
@@ -117,8 +117,8 @@ impl Core {
             Undoing { name: name.clone(), number: *number, waiter: Some(*waiter), wakes: false };
         let undo = self.undo_red(undoing, *lease, &nodes, &sure);
         self.locks.set_undoing(*waiter, undo);
-        match (quorum.last_word, undo) {
-            (Some(word), Some(undo)) => self.red.set_last_word(undo, word),
+        match (quorum.final_reply, undo) {
+            (Some(word), Some(undo)) => self.red.set_final_reply(undo, word),
             (Some((reply_to, reply)), None) => self.answer(reply_to, reply),
             (None, _) => {}
         }
@@ -201,7 +201,7 @@ impl Core {
     pub(in crate::core) fn tell_once_undone(&mut self, waiter: &Waiter, reply: Frame) {
         let mut open = [waiter.attempt, waiter.undoing].into_iter().flatten();
         match open.find(|id| self.red.contains(*id)) {
-            Some(quorum) => self.red.set_last_word(quorum, (waiter.reply_to, reply)),
+            Some(quorum) => self.red.set_final_reply(quorum, (waiter.reply_to, reply)),
             None => self.answer(waiter.reply_to, reply),
         }
     }

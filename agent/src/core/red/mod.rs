@@ -92,19 +92,19 @@ impl Core {
 
     /// Returns the errors of the nodes that refused or did not answer.
     fn errors_of(&self, quorum: &QuorumOp) -> String {
-        let said = self.nodes().iter().zip(&quorum.answers).zip(&quorum.troubles);
-        let said = said.filter_map(|((node, answer), trouble)| match (answer, trouble) {
-            (Answer::Failed { said, .. }, _) => Some(format!("{node}: {said}")),
-            (Answer::Awaited, Some(trouble)) => Some(format!("{node}: {trouble}")),
+        let nodes = self.nodes().iter().zip(&quorum.answers).zip(&quorum.errors);
+        let errors = nodes.filter_map(|((node, answer), error)| match (answer, error) {
+            (Answer::Failed { reason, .. }, _) => Some(format!("{node}: {reason}")),
+            (Answer::Awaited, Some(error)) => Some(format!("{node}: {error}")),
             (Answer::Awaited, None) => Some(format!("{node}: no answer in time")),
-            _ => None,
+            (Answer::Yes(_) | Answer::No(_) | Answer::Shown(_), _) => None,
         });
-        let said: Vec<_> = said.collect();
+        let errors: Vec<_> = errors.collect();
         format!(
             "{} of {} servers do not serve it, a majority is needed: {}",
-            said.len(),
+            errors.len(),
             self.nodes().len(),
-            said.join("; ")
+            errors.join("; ")
         )
     }
 }

@@ -101,14 +101,14 @@ impl Operation for NodeOp {
                     core.effects.report(Report::NodeVote { node: server, outcome: "silent" });
                 }
                 core.take_op(id);
-                let answer = Answer::Failed { said: text.to_owned(), may_have_run };
+                let answer = Answer::Failed { reason: text.to_owned(), may_have_run };
                 core.record_answer(*quorum, node, answer);
             }
             NodeVerb::Show { quorum, .. } => core.end_node_op(id, *quorum, node, text),
             NodeVerb::Update { quorum, .. } | NodeVerb::Force { quorum, .. } => {
                 if refused {
                     core.end_node_op(id, *quorum, node, text);
-                } else if core.red.on_trouble(*quorum, node, text) {
+                } else if core.red.on_error(*quorum, node, text) {
                     core.retry(id, pause);
                 } else {
                     // The caller already has its answer.
@@ -117,7 +117,7 @@ impl Operation for NodeOp {
             }
             NodeVerb::Release { quorum, .. } => {
                 // One whose outcome is decided is repeated rarely: many may be pending for a server that is down.
-                let awaited = core.red.on_trouble(*quorum, node, text);
+                let awaited = core.red.on_error(*quorum, node, text);
                 core.retry(id, if awaited { pause } else { pause * DECIDED_PAUSES });
             }
             NodeVerb::Renew(_, holds) => {
@@ -195,8 +195,8 @@ impl Operation for NodeOp {
 
 impl Core {
     /// Ends the share of a node that has no answer, for this reason, and has changed nothing.
-    fn end_node_op(&mut self, id: OpId, quorum: OpId, node: usize, said: &str) {
+    fn end_node_op(&mut self, id: OpId, quorum: OpId, node: usize, reason: &str) {
         self.take_op(id);
-        self.record_answer(quorum, node, Answer::unchanged(said));
+        self.record_answer(quorum, node, Answer::unchanged(reason));
     }
 }

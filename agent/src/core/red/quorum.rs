@@ -54,7 +54,7 @@ pub(in crate::core) enum Answer {
     Shown(Box<LockDetails>),
     /// The node has no answer, for this reason. With `may_have_run` the script may have run, or may yet run.
     Failed {
-        said: String,
+        reason: String,
         may_have_run: bool,
     },
 }
@@ -87,17 +87,17 @@ pub(in crate::core) struct QuorumOp {
     pub(in crate::core) sent: Moment,
     pub(in crate::core) answers: Vec<Answer>,
     /// The latest errors of nodes that have not answered.
-    pub(in crate::core) troubles: Vec<Option<String>>,
+    pub(in crate::core) errors: Vec<Option<String>>,
     /// The reply to a command that no longer waits for the operation, due once nothing of the attempt is left.
-    pub(in crate::core) last_word: Option<(ReplyTo, Frame)>,
+    pub(in crate::core) final_reply: Option<(ReplyTo, Frame)>,
     /// The deadline that is set.
     pub(super) armed: Moment,
 }
 
 impl Answer {
     /// Returns the answer of a node that has none, for this reason, and has changed nothing.
-    pub(super) fn unchanged(said: impl Into<String>) -> Self {
-        Self::Failed { said: said.into(), may_have_run: false }
+    pub(super) fn unchanged(reason: impl Into<String>) -> Self {
+        Self::Failed { reason: reason.into(), may_have_run: false }
     }
 }
 
@@ -107,8 +107,8 @@ impl QuorumOp {
             request,
             sent,
             answers: vec![Answer::Awaited; nodes],
-            troubles: vec![None; nodes],
-            last_word: None,
+            errors: vec![None; nodes],
+            final_reply: None,
             armed: Moment::NEVER,
         }
     }
@@ -121,7 +121,7 @@ impl QuorumOp {
     pub(super) fn yes(&self) -> impl Iterator<Item = (usize, Moment)> {
         self.answers.iter().enumerate().filter_map(|(node, answer)| match answer {
             Answer::Yes(until) => Some((node, *until)),
-            _ => None,
+            Answer::Awaited | Answer::No(_) | Answer::Shown(_) | Answer::Failed { .. } => None,
         })
     }
 

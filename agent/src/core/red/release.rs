@@ -124,14 +124,14 @@ impl Core {
 
     pub(super) fn on_release_decided(&mut self, quorum: QuorumOp) {
         let majority = self.majority();
-        let troubles = self.errors_of(&quorum);
+        let errors = self.errors_of(&quorum);
         let (verdict, gone) = (quorum.verdict(majority), quorum.gone(majority));
         let QuorumRequest::Release(mut ending) = quorum.request else { return };
         if verdict == Verdict::Won || gone.is_some() {
             self.confirm(&ending, gone.filter(|_| verdict != Verdict::Won));
         } else if let Some(reply_to) = ending.reply_to.take() {
             let sentence = format!(
-                "UNAVAILABLE `{}` is no longer yours, but {troubles}: the agent goes on releasing it",
+                "UNAVAILABLE `{}` is no longer yours, but {errors}: the agent goes on releasing it",
                 ending.name
             );
             self.answer(reply_to, Frame::Error(sentence));
@@ -146,8 +146,8 @@ impl Core {
 
     pub(super) fn on_undo_decided(&mut self, quorum: QuorumOp) {
         let unconfirmed = quorum.awaited().next().is_some();
-        let troubles = self.errors_of(&quorum);
-        let (request, word) = (quorum.request, quorum.last_word);
+        let errors = self.errors_of(&quorum);
+        let (request, word) = (quorum.request, quorum.final_reply);
         let QuorumRequest::Undo(Undoing { name, number, waiter, wakes }) = request else { return };
         // One of an attempt may be on servers that this operation does not cover.
         if waiter.is_none() && !unconfirmed {
@@ -159,7 +159,7 @@ impl Core {
         match word {
             Some((reply_to, Frame::Null)) if unconfirmed => {
                 let sentence = format!(
-                    "UNAVAILABLE `{name}` could not be acquired, and {troubles}: the agent goes on releasing what it acquired"
+                    "UNAVAILABLE `{name}` could not be acquired, and {errors}: the agent goes on releasing what it acquired"
                 );
                 self.answer(reply_to, Frame::Error(sentence));
             }

@@ -44,7 +44,7 @@ impl Core {
             .map(|(node, answer)| {
                 let part = match answer {
                     Answer::Shown(shown) => Ok(&**shown),
-                    Answer::Failed { said, .. } => Err(said.clone()),
+                    Answer::Failed { reason, .. } => Err(reason.clone()),
                     _ => Err("no answer in time".to_owned()),
                 };
                 (node.as_str(), part)

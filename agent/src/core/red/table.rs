@@ -72,15 +72,15 @@ impl QuorumTable {
     }
 
     /// Records the error of a node that is asked again. Returns whether the operation is still in flight.
-    pub(super) fn on_trouble(&mut self, id: OpId, node: usize, text: &str) -> bool {
+    pub(super) fn on_error(&mut self, id: OpId, node: usize, text: &str) -> bool {
         let op = self.ops.get_mut(&id);
-        op.map(|op| op.troubles[node] = Some(text.to_owned())).is_some()
+        op.map(|op| op.errors[node] = Some(text.to_owned())).is_some()
     }
 
     /// Sets the reply that is due once the operation is decided.
-    pub(super) fn set_last_word(&mut self, id: OpId, word: (ReplyTo, Frame)) {
+    pub(super) fn set_final_reply(&mut self, id: OpId, word: (ReplyTo, Frame)) {
         if let Some(op) = self.ops.get_mut(&id) {
-            op.last_word = Some(word);
+            op.final_reply = Some(word);
         }
     }
 

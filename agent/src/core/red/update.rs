@@ -44,9 +44,9 @@ impl Core {
             Some(_) => self.on_update_reply(quorum.sent, update, RenewOutcome::Missing),
             // A hold's count on some nodes may differ from ours now: the next renewal corrects it.
             None => {
-                let troubles = self.errors_of(quorum);
+                let errors = self.errors_of(quorum);
                 self.on_update_failed(update);
-                self.answer(update.reply_to, Self::unavailable_for(&update.name, &troubles));
+                self.answer(update.reply_to, Self::unavailable_for(&update.name, &errors));
             }
         }
     }

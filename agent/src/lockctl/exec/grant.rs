@@ -166,12 +166,12 @@ mod tests {
 
     #[test]
     fn a_push_from_before_the_grant_changes_nothing() {
-        let said = |at: u64, left_ms: u64| {
+        let reported = |at: u64, left_ms: u64| {
             let nanos = i64::try_from((at + left_ms * 1_000) * 1_000).unwrap();
             (Duration::from_millis(left_ms), Some(nanos))
         };
         let now = boot_micros();
-        let (left, nanos) = said(now, 6_000);
+        let (left, nanos) = reported(now, 6_000);
         let Value::Map(mut pairs) = reply("a", left.as_millis().try_into().unwrap()) else {
             unreachable!()
         };
@@ -179,7 +179,7 @@ mod tests {
         let mut grant = Grant::read(&Value::Map(pairs)).unwrap();
         let granted = grant.clone();
         let push = |at, left_ms| {
-            let (left, nanos) = said(at, left_ms);
+            let (left, nanos) = reported(at, left_ms);
             (b"a".to_vec(), Validity::new(left, nanos))
         };
         // The hold that these pushes concern was released.

@@ -403,10 +403,10 @@ mod tests {
         share.set_output(MAX_OF_USER + 1);
         share.stall(at(1));
         let eviction = share.eviction();
-        let told = tokio::spawn(async move { eviction.wait().await });
+        let waiting = tokio::spawn(async move { eviction.wait().await });
         let [evicted] = buffers.evict(at(12))[..] else { panic!("one is stalled") };
         assert_eq!((evicted.uid, evicted.bytes), (1, MAX_OF_USER + 1));
         assert_eq!(evicted.stalled, Duration::from_secs(11));
-        told.await.unwrap();
+        waiting.await.unwrap();
     }
 }

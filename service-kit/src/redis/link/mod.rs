@@ -166,7 +166,7 @@ impl Link {
         let (generation, value) =
             shared.exchange(async |mut mux| mux.send_packed_command(&command).await).await?;
         let checked = checked(value);
-        shared.heed(generation, checked.as_ref());
+        shared.leave_if_read_only(generation, checked.as_ref());
         Ok(checked?)
     }
 
@@ -197,7 +197,7 @@ impl Link {
         }
         let results: Vec<_> = values.into_iter().map(checked).collect();
         for result in &results {
-            shared.heed(generation, result.as_ref());
+            shared.leave_if_read_only(generation, result.as_ref());
         }
         Ok(results)
     }

@@ -106,7 +106,7 @@ impl Shared {
     }
 
     /// Leaves a server that refused a write because it is a replica.
-    pub(super) fn heed<T>(&self, generation: u64, answer: Result<T, &ServerError>) {
+    pub(super) fn leave_if_read_only<T>(&self, generation: u64, answer: Result<T, &ServerError>) {
         if self.writable && answer.is_err_and(ServerError::is_read_only) {
             self.fail(generation, READ_ONLY);
         }

@@ -67,7 +67,7 @@ impl Verb {
         match self {
             // All channels of one command must share a slot.
             Self::SSubscribe | Self::SUnsubscribe => 1,
-            _ => BATCH,
+            Self::Subscribe | Self::PSubscribe | Self::Unsubscribe | Self::PUnsubscribe => BATCH,
         }
     }
 }
@@ -208,21 +208,21 @@ impl Conversation {
         }
     }
 
-    fn confirmed(&mut self, said: &[u8], name: &[u8]) -> Result<Received, String> {
-        if said == Verb::SUnsubscribe.name().as_bytes() && !self.awaits_unsubscribed(name) {
+    fn confirmed(&mut self, verb_name: &[u8], name: &[u8]) -> Result<Received, String> {
+        if verb_name == Verb::SUnsubscribe.name().as_bytes() && !self.awaits_unsubscribed(name) {
             // Unsolicited: the slot has left this server, and its subscriptions with it.
             self.subscribed.remove(&Topic::Shard(name.to_vec()));
             return Ok(Received::Event(PubSubEvent::Moved(name.to_vec())));
         }
         let Some(Outstanding::Change { verb, topics }) = self.outstanding.front_mut() else {
-            return Err(unexpected(&String::from_utf8_lossy(said)));
+            return Err(unexpected(&String::from_utf8_lossy(verb_name)));
         };
         let verb = *verb;
         let topic = topics
             .pop_front()
-            .filter(|topic| topic.name() == name && verb.name().as_bytes() == said);
+            .filter(|topic| topic.name() == name && verb.name().as_bytes() == verb_name);
         let Some(topic) = topic else {
-            return Err(unexpected(&String::from_utf8_lossy(said)));
+            return Err(unexpected(&String::from_utf8_lossy(verb_name)));
         };
         if topics.is_empty() {
             self.outstanding.pop_front();

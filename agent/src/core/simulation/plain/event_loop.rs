@@ -182,7 +182,7 @@ impl Simulation {
             && let Some(lock) = NAMES.iter().find(|lock| lock_name(lock) == *name)
             && self.server.redis.get(lock).is_none()
         {
-            self.history.heard(host, lock, self.now);
+            self.history.notified(host, lock, self.now);
         }
         let state = &mut self.hosts[host];
         let now = state.boot(self.now);

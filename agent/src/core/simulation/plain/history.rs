@@ -24,7 +24,7 @@ pub(super) struct History {
     /// Free locks, with the host and operation that released them.
     pub(super) freed: BTreeMap<String, (usize, OpId)>,
     /// The instant at which a host was notified of the release of a lock that is still free.
-    pub(super) heard: BTreeMap<(String, usize), u64>,
+    pub(super) notified: BTreeMap<(String, usize), u64>,
     /// Fields of each lock of the current scripts before these ran.
     before: BTreeMap<String, Vec<String>>,
     /// The instant since which a hold has been missing in Redis.
@@ -85,14 +85,14 @@ impl History {
         self.strays.contains(&(lock.to_owned(), field.to_owned()))
     }
 
-    pub(super) fn heard(&mut self, host: usize, lock: &str, now: u64) {
-        self.heard.insert((lock.to_owned(), host), now);
+    pub(super) fn notified(&mut self, host: usize, lock: &str, now: u64) {
+        self.notified.insert((lock.to_owned(), host), now);
     }
 
     /// Notes that a lock is no longer free, or that no release of it was published.
     pub(super) fn taken(&mut self, lock: &str) {
         self.freed.remove(lock);
-        self.heard.retain(|(name, _), _| name != lock);
+        self.notified.retain(|(name, _), _| name != lock);
     }
 
     pub(super) fn before_script(&mut self, packet: &Packet, redis: &Redis) {

@@ -304,7 +304,7 @@ impl Simulation {
         {
             return Err(format!("{name} was released by {op:?}, and its waiters sleep"));
         }
-        if let Some(at) = self.history.heard.get(&(lock.to_owned(), host))
+        if let Some(at) = self.history.notified.get(&(lock.to_owned(), host))
             && self.hosts[host].fault_free_since < *at
             && self.now > at + ENOUGH
         {

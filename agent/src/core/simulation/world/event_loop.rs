@@ -31,12 +31,13 @@ impl<S: Scenario> World<S> {
             }
             Event::Connect(connection) => self.connect(connection),
             Event::Subscribe { agent, node, channel } => {
-                let wished = self.agents[agent].wanted_channels.contains(&(node, channel.clone()));
+                let subscribed =
+                    self.agents[agent].wanted_channels.contains(&(node, channel.clone()));
                 let server = &mut self.servers[node];
                 if !server.up || server.frozen_until > self.now {
                     return;
                 }
-                if wished {
+                if subscribed {
                     server.subscriptions.insert((channel.clone(), agent));
                     let input = Input::Subscribed(node, channel);
                     self.after(200, Event::Input { agent, input });
