@@ -177,6 +177,17 @@ async fn read_and_write_holds_are_distinguished() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_cannot_save_is_still_read() {
+    let server = RedisServer::with(&["--save", "3600 1"]);
+    server.fail_to_save().await;
+    let dashboard = Dashboard::start(&server.url()).await;
+    let first = dashboard.source_when("poll", "on").await["last_success"].clone();
+    let is_later = |source: &Value| source["source"] == "poll" && source["last_success"] != first;
+    let has_later = |json: &Value| json["sources"].as_array().unwrap().iter().any(is_later);
+    dashboard.json_when("/api/v1/sources", has_later).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn large_hashes_are_counted_and_left() {
     let server = RedisServer::with(&["--hash-max-listpack-entries", "100000"]);
     let mut redis = server.connect();
