@@ -150,9 +150,7 @@ impl Model {
     ) {
         for effect in effects {
             let repeats = match &effect {
-                Effect::Detected(problem, certainty, _) => {
-                    self.is_shown_elsewhere(scope_id, name, *problem, *certainty)
-                }
+                Effect::Detected(problem, ..) => self.is_shown_elsewhere(scope_id, name, *problem),
                 _ => false,
             };
             if repeats {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use redisson::LockName;
 
 use super::Model;
-use crate::model::types::{Certainty, Group, ProblemKind, RedView, ScopeId};
+use crate::model::types::{Group, ProblemKind, RedView, ScopeId};
 
 impl Model {
     fn group_of(&self, deployment: &Arc<str>) -> Option<&Group> {
@@ -54,34 +54,34 @@ impl Model {
         Some(RedView { group: Arc::clone(&group.name), held, unread, of: group.deployments.len() })
     }
 
-    /// Returns whether another server of a red lock already shows this problem, so that it is counted. Renewals are
-    /// sent to each server separately, and each late one counts.
+    /// Returns whether another server of a red lock has shown this problem as often, so that it is counted already.
+    /// Renewals are sent to each server separately, and each late one counts.
     pub(super) fn is_shown_elsewhere(
         &self,
         scope: ScopeId,
         name: &LockName,
         problem: ProblemKind,
-        certainty: Certainty,
     ) -> bool {
-        let shows = |member: &ScopeId| {
-            let entry = self.scopes[member.0].locks.get(name);
-            entry.is_some_and(|entry| entry.record.has_problem(problem, certainty))
+        let times = |scope: ScopeId| {
+            let entry = self.scopes[scope.0].locks.get(name);
+            entry.map_or(0, |entry| entry.record.times(problem))
         };
-        problem != ProblemKind::RenewalOverdue
-            && self.members(scope).iter().any(|member| *member != scope && shows(member))
+        let mut others = self.members(scope).into_iter().filter(|member| *member != scope);
+        problem != ProblemKind::RenewalOverdue && others.any(|other| times(other) >= times(scope))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use redisson::monitor::Action;
     use redisson::{ClientId, Grouping, HolderId, shape};
 
-    use super::super::tests::{at, settings, stamp};
+    use super::super::tests::{at, event, settings, stamp, traffic};
     use super::*;
     use crate::clock::SteadyMillis;
     use crate::model::Effect;
     use crate::model::types::{
-        Companions, Group, LockId, LockView, Observation, Reading, Settings, Source,
+        Certainty, Companions, Group, LockId, LockView, Observation, Reading, Settings, Source,
     };
 
     fn model() -> Model {
@@ -116,30 +116,48 @@ mod tests {
         model.observe(ScopeId(scope), Observation::Read { name, stamp, source, reading });
     }
 
-    #[test]
-    fn a_problem_of_a_red_lock_is_counted_on_the_first_server_that_shows_it() {
-        let mut model = model();
-        let lasting = |model: &mut Model, scope: usize, ms: u64| {
-            let id = HolderId::new(ClientId::from_random([9; 16]), 52);
-            let hash = shape::LockHash {
-                holders: vec![shape::Holder { id, count: 1 }],
-                ..Default::default()
-            };
-            let reading = Reading::Lock { hash, ttl: None, companions: Companions::default() };
-            let name = LockName::new(*b"l").unwrap();
-            let (stamp, source) = (stamp(ms), Source::Poll);
-            model.observe(ScopeId(scope), Observation::Read { name, stamp, source, reading });
-        };
-        for ms in [1_000, 7_000] {
-            (0..4).for_each(|scope| lasting(&mut model, scope, ms + scope as u64));
-        }
+    /// Reads the lock `l` on that server, held without a time to live.
+    fn lasting(model: &mut Model, scope: usize, ms: u64) {
+        let id = HolderId::new(ClientId::from_random([9; 16]), 52);
+        let holders = vec![shape::Holder { id, count: 1 }];
+        let hash = shape::LockHash { holders, ..Default::default() };
+        let reading = Reading::Lock { hash, ttl: None, companions: Companions::default() };
+        let name = LockName::new(*b"l").unwrap();
+        let (stamp, source) = (stamp(ms), Source::Poll);
+        model.observe(ScopeId(scope), Observation::Read { name, stamp, source, reading });
+    }
+
+    /// Returns the servers on which a leak was counted.
+    fn counted(model: &Model) -> Vec<usize> {
         let found = |(scope, effect): &(ScopeId, Effect)| {
             matches!(effect, Effect::Detected(ProblemKind::Leaked, ..)).then_some(scope.0)
         };
-        let counted: Vec<usize> = model.effects.iter().filter_map(found).collect();
-        assert_eq!(counted, [0, 3], "the last one is in no group");
+        model.effects.iter().filter_map(found).collect()
+    }
+
+    #[test]
+    fn a_problem_of_a_red_lock_is_counted_on_the_first_server_that_shows_it() {
+        let mut model = model();
+        for ms in [1_000, 7_000] {
+            (0..4).for_each(|scope| lasting(&mut model, scope, ms + scope as u64));
+        }
+        assert_eq!(counted(&model), [0, 3], "the last one is in no group");
         let is_shown = |deployment| !view(&mut model, deployment).problems.is_empty();
         assert!(["a", "b", "c", "alone"].into_iter().all(is_shown));
+    }
+
+    #[test]
+    fn a_problem_of_a_red_lock_counts_once_if_its_servers_differ_in_certainty() {
+        let mut model = model();
+        let lease = Some(std::time::Duration::from_secs(30));
+        traffic(&mut model, 500, vec![event("l", 52, Action::Renewed { lease })]);
+        for ms in [1_000, 7_000] {
+            lasting(&mut model, 1, ms);
+            lasting(&mut model, 0, ms + 1);
+        }
+        let mut certainty = |deployment| view(&mut model, deployment).problems[0].certainty;
+        assert_eq!([certainty("a"), certainty("b")], [Certainty::Certain, Certainty::Suspected]);
+        assert_eq!(counted(&model), [1]);
     }
 
     fn view(model: &mut Model, deployment: &str) -> Arc<LockView> {

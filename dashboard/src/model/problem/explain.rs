@@ -47,8 +47,12 @@ pub fn update(case: &Case<'_>, known: &ProblemView, verdict: Verdict) -> Problem
 /// Returns the number of occurrences that are combined into one problem.
 #[must_use]
 pub fn times(case: &Case<'_>, problem: ProblemKind) -> u32 {
-    let overdue = case.overdue.filter(|_| problem == ProblemKind::RenewalOverdue);
-    overdue.map_or(1, |overdue| overdue.times)
+    let times = match problem {
+        ProblemKind::RenewalOverdue => case.overdue.map(|overdue| overdue.times),
+        ProblemKind::Expired => case.expired.map(|expired| expired.times),
+        _ => None,
+    };
+    times.unwrap_or(1)
 }
 
 fn evidence_of(at: SteadyMillis, source: Source, text: impl Into<String>) -> Evidence {
@@ -81,10 +85,15 @@ fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             vec![read(now, text)]
         }
         ProblemKind::Expired => {
-            let expired = case.expired.iter();
-            expired
-                .map(|expired| evidence_of(expired.at.steady(), expired.source, &*expired.evidence))
-                .collect()
+            let Some(expired) = case.expired else { return Vec::new() };
+            let (at, source) = (expired.at.steady(), expired.source);
+            let latest = evidence_of(at, source, &*expired.evidence);
+            let times = expired.times;
+            let first = (times > 1).then(|| {
+                let first = format!("the first of {times} holds whose lease expired");
+                evidence_of(verdict.since, source, first)
+            });
+            first.into_iter().chain([latest]).collect()
         }
         ProblemKind::Starving => starving(case, verdict),
         ProblemKind::Deadlock => deadlock(case),

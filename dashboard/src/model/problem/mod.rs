@@ -50,6 +50,17 @@ pub struct Expired {
     pub source: Source,
     /// A sentence about the observation.
     pub evidence: String,
+    /// The number of holds that expired, each while an earlier one was reported.
+    pub times: u32,
+}
+
+impl Expired {
+    /// Returns whether it is still reported at that instant.
+    #[must_use]
+    pub fn is_reported(&self, now: SteadyMillis) -> bool {
+        // An earlier run may have seen the expiry before the host's boot, for which there is no moment.
+        now.millis_since(self.at.steady()) <= millis(EXPIRED_FOR)
+    }
 }
 
 /// A holder that is gone, according to its client's connections or its agent.
@@ -237,11 +248,9 @@ fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
 }
 
 fn expired(case: &Case<'_>) -> Option<Verdict> {
-    let expired = case.expired?;
+    let expired = case.expired.filter(|expired| expired.is_reported(case.now.steady()))?;
     let (problem, since) = (ProblemKind::Expired, expired.at.steady());
-    // An earlier run may have seen the expiry before the host's boot, for which there is no moment.
-    let recent = case.now.steady().millis_since(since) <= millis(EXPIRED_FOR);
-    recent.then_some(Verdict { problem, certainty: expired.certainty, since })
+    Some(Verdict { problem, certainty: expired.certainty, since })
 }
 
 /// Returns the live waiter with the longest wait.

@@ -191,6 +191,7 @@ fn an_expired_hold_is_reported_for_an_hour_no_matter_who_holds_the_lock_since() 
         certainty,
         source: Source::Poll,
         evidence: "it expired".into(),
+        times: 1,
     };
     for certainty in [CERTAIN, SUSPECTED] {
         let expired = expired(certainty);

@@ -8,7 +8,8 @@ use thin_vec::ThinVec;
 use super::{Effect, Record, ScopeContext};
 use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::problem::{
-    Case, ORPHAN_GAP, Overdue, Verdict, explain, judge, overdue_since, stuck_limit, times, update,
+    Case, Expired, ORPHAN_GAP, Overdue, Verdict, explain, judge, overdue_since, stuck_limit, times,
+    update,
 };
 use crate::model::types::{ArchiveEntry, HolderField, LockEvent, ProblemKind, Source, Stamp};
 use crate::model::waiting::Waiter;
@@ -50,7 +51,9 @@ impl Record {
                     problems.push(updated);
                 }
                 Some(old) => {
-                    effects.push(self.detected(verdict));
+                    if times(&case, verdict.problem) > old.times {
+                        effects.push(self.detected(verdict));
+                    }
                     let verdict = Verdict { since: old.since, ..*verdict };
                     problems.push(explain(&case, verdict));
                     raised.extend((old.certainty != verdict.certainty).then_some(verdict));
@@ -139,6 +142,17 @@ impl Record {
         if overdue.is_some() {
             self.cold().overdue = overdue;
         }
+    }
+
+    /// Records that a hold has expired, or what else is known of its expiry. The hold began at that instant.
+    pub(super) fn expire(&mut self, mut expired: Expired, began: SteadyMillis) {
+        let cold = self.cold();
+        let now = expired.at.steady();
+        if let Some(known) = cold.expired.as_ref().filter(|known| known.is_reported(now)) {
+            let is_same = known.holder == expired.holder && known.at.steady() >= began;
+            expired.times = known.times.saturating_add(u32::from(!is_same));
+        }
+        cold.expired = Some(expired);
     }
 
     /// Ends problems of an earlier run that were not found again in time.

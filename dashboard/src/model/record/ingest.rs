@@ -357,7 +357,8 @@ impl Record {
         let (holder, lease) = (self.field_of(hold.id), lease.as_secs_f64());
         let evidence = format!("{holder} had renewed it to about {lease:.1} s; {seen}");
         let (holder, certainty) = (Some(holder), Certainty::Suspected);
-        self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
+        let expired = Expired { at, holder, certainty, source, evidence, times: 1 };
+        self.expire(expired, hold.since.at);
     }
 
     /// Applies a notification that its key was changed.

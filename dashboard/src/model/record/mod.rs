@@ -62,7 +62,7 @@ pub struct ScopeContext {
 pub enum Effect {
     /// An event, by source and word.
     Event(Source, &'static str),
-    /// A problem began, or became more certain. Includes the lock's group.
+    /// A problem began, or occurred again while it lasts. Includes the lock's group.
     Detected(ProblemKind, Certainty, Arc<str>),
     /// A held lock was gone after a restart of its server.
     LostInRestart,
@@ -120,7 +120,7 @@ impl RestoredLock {
         };
         let who = holder.as_ref().map_or_else(|| "its holder".to_owned(), HolderField::to_string);
         let evidence = format!("{who} {what}; an earlier run of this dashboard observed that");
-        Some(Expired { at: now.back_to(at), holder, certainty, source, evidence })
+        Some(Expired { at: now.back_to(at), holder, certainty, source, evidence, times: 1 })
     }
 }
 
@@ -385,11 +385,11 @@ impl Record {
         !self.problems.is_empty()
     }
 
-    /// Returns whether it has that problem, as certain as that.
+    /// Returns how often it has that problem.
     #[must_use]
-    pub fn has_problem(&self, problem: ProblemKind, certainty: Certainty) -> bool {
-        let mut problems = self.problems.iter();
-        problems.any(|view| view.problem == problem && view.certainty <= certainty)
+    pub fn times(&self, problem: ProblemKind) -> u32 {
+        let view = self.problems.iter().find(|view| view.problem == problem);
+        view.map_or(0, |view| view.times)
     }
 
     /// Returns whether it has waiters known by name.

@@ -247,14 +247,14 @@ impl Record {
     /// Applies an attempt to renew or release a hold that is gone. If the holder did not release the lock, it has lost
     /// it.
     fn on_late_return(&mut self, holder: HolderId, what: Action, at: Time) {
-        let still = self.holds.iter().any(|hold| hold.id == holder) && !self.is_released();
+        let still = self.holds.iter().find(|hold| hold.id == holder && !self.is_released());
         let mut cause = None;
-        let gone_for = if still {
+        let (began, gone_for) = if let Some(hold) = still {
             // The hold had expired by then, and the reading that shows this is yet to come.
             let Some(end) = self.end_of_ttl(self.stamp).filter(|end| *end <= at.moment()) else {
                 return;
             };
-            at.since(end)
+            (hold.since.at, at.since(end))
         } else {
             let history = self.hold_history.as_ref();
             let Some(past) = history.and_then(|history| history.newest_of(&holder)) else {
@@ -269,7 +269,7 @@ impl Record {
                 return;
             }
             cause = self.events.end_cause(&past.id, past.to);
-            gone_for
+            (past.since.at, gone_for)
         };
         if gone_for < LATE {
             return;
@@ -280,8 +280,9 @@ impl Record {
             certainty: Certainty::Certain,
             source: Source::Monitor,
             evidence: late_return(holder, what, gone_for, cause),
+            times: 1,
         };
-        self.cold().expired = Some(expired);
+        self.expire(expired, began);
         self.dirty = true;
     }
 

@@ -138,8 +138,8 @@ pub struct ProblemView {
     pub advice: String,
     /// The cycle of a deadlock; empty for all other kinds.
     pub cycle: Arc<[WaitView]>,
-    /// The number of times that it has occurred since then: late renewals in short succession are one problem. 1 for all
-    /// other kinds.
+    /// The number of times that it has occurred since then: late renewals in short succession, and holds that expire
+    /// within an hour of each other, are one problem. 1 for all other kinds.
     pub times: u32,
     /// The acknowledgement in force, if any.
     pub acknowledged: Option<Arc<Acknowledgement>>,

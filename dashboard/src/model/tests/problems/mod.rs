@@ -425,6 +425,31 @@ fn braces_that_separate_a_lock_from_its_channel_are_a_problem_only_in_a_cluster(
     }
 }
 
+/// Returns how often that problem was counted since the last call.
+fn counted(model: &mut Model, problem: ProblemKind) -> usize {
+    let effects = model.take_effects().into_iter();
+    effects
+        .filter(|(_, effect)| matches!(effect, Effect::Detected(it, ..) if *it == problem))
+        .count()
+}
+
+#[test]
+fn a_problem_whose_certainty_changes_counts_once() {
+    let mut model = model();
+    let mut seen = Vec::new();
+    for ms in (0..800_000).step_by(5_000) {
+        if ms == 400_000 || ms == 410_000 {
+            let on = ms == 410_000;
+            model.observe(MAIN, Observation::PubSubActive { on, at: at(ms) });
+        }
+        apply(&mut model, ms, &Step::Held(1, renewed_ttl(ms)));
+        seen.extend(problems(&shown(&mut model, "a").unwrap()));
+    }
+    seen.dedup();
+    assert_eq!(seen, [CERTAIN, SUSPECTED, CERTAIN].map(|how| (ProblemKind::Stuck, how)));
+    assert_eq!(counted(&mut model, ProblemKind::Stuck), 1);
+}
+
 /// Hours of healthy locks, observed by the slowest possible poll.
 #[test]
 fn hours_of_healthy_locks_raise_no_problem() {

@@ -126,6 +126,36 @@ fn a_holder_that_returns_too_late_has_certainly_lost_its_lock() {
 }
 
 #[test]
+fn each_hold_that_expires_within_an_hour_counts_once() {
+    let mut model = model();
+    for (turn, by) in [(1, 1), (2, 2), (3, 2)] {
+        let began = u64::from(turn) * 100_000;
+        for (ms, step) in running_out() {
+            let Step::Held(_, ttl) = step else { panic!("{step:?}") };
+            apply(&mut model, began + ms, &Step::Held(by, ttl));
+        }
+        read(&mut model, "a", began + 50_020, absent());
+        let one = |model: &mut Model| {
+            let view = shown(model, "a").unwrap();
+            let [problem] = &*view.problems else { panic!("{:?}", view.problems) };
+            assert_eq!((problem.problem, problem.times), (ProblemKind::Expired, turn));
+            assert_eq!(problem.since, SteadyMillis(150_021));
+            problem.clone()
+        };
+        assert_eq!(one(&mut model).certainty, SUSPECTED);
+        let mut late = event("a", 52, monitor::Action::ReleaseFoundNothing);
+        late.holder = Some(holder(by));
+        traffic(&mut model, began + 55_000, vec![late]);
+        let problem = one(&mut model);
+        assert_eq!(problem.certainty, CERTAIN);
+        let latest = &problem.evidence.last().unwrap().text;
+        assert!(latest.starts_with(&holder(by).to_string()), "{latest}");
+        assert_eq!(problem.evidence[0].text.contains("the first of"), turn > 1, "{problem:?}");
+        assert_eq!(counted(&mut model, ProblemKind::Expired), 1, "hold {turn}");
+    }
+}
+
+#[test]
 fn a_holder_that_returns_to_a_deleted_lock_is_no_expiry_or_the_evidence_says_so() {
     use monitor::Action::{Removed, RenewalFoundNothing};
     let returns = |seen: bool| {
