@@ -23,7 +23,7 @@ const MIN_DURATIONS: usize = 20;
 /// The holds that have ended. Many locks have none, since they are always held.
 #[derive(Debug, Default)]
 pub(super) struct HoldHistory {
-    /// Durations of the latest holds whose beginning and end were both observed, in milliseconds.
+    /// Durations of the latest typical holds, in milliseconds, oldest first.
     durations: VecDeque<u32>,
     holds: VecDeque<PastHold>,
     longest: Option<PastHold>,
@@ -41,6 +41,12 @@ impl HoldHistory {
     /// Adds a hold. If there are too many, it replaces the oldest.
     pub(super) fn push(&mut self, hold: PastHold) {
         self.view.take();
+        if is_typical(&hold) {
+            if self.durations.len() >= MAX_DURATIONS {
+                self.durations.pop_front();
+            }
+            self.durations.push_back(u32::try_from(hold.millis()).unwrap_or(u32::MAX));
+        }
         if hold.ended == Ending::Expired {
             if self.ran_out.len() >= MAX_RAN_OUT {
                 self.ran_out.pop_front();
@@ -66,26 +72,25 @@ impl HoldHistory {
             longest.ended = Ending::Forced;
         }
         let mut corrected = Vec::new();
-        for hold in self.holds.iter_mut().filter(|hold| released(hold)) {
-            hold.ended = Ending::Forced;
-            corrected.push(hold.clone());
-            if hold.since.exact {
-                // Such a hold is not typical.
-                self.durations.pop_back();
+        // The newest durations are those of the typical ones of these holds, in the same order.
+        let typical = self.holds.iter().filter(|hold| is_typical(hold)).count();
+        let mut next = self.durations.len().saturating_sub(typical);
+        for hold in &mut self.holds {
+            let was_typical = is_typical(hold);
+            if released(hold) {
+                hold.ended = Ending::Forced;
+                corrected.push(hold.clone());
+                if was_typical {
+                    self.durations.remove(next);
+                }
+            } else if was_typical {
+                next += 1;
             }
         }
         if !corrected.is_empty() {
             self.view.take();
         }
         corrected
-    }
-
-    /// Adds the duration of a hold whose beginning and end were both observed.
-    pub(super) fn push_duration(&mut self, held: Duration) {
-        if self.durations.len() >= MAX_DURATIONS {
-            self.durations.pop_front();
-        }
-        self.durations.push_back(u32::try_from(held.as_millis()).unwrap_or(u32::MAX));
     }
 
     /// Returns the duration that 99 of 100 holds did not exceed, or `None` while there are too few.
@@ -130,21 +135,34 @@ impl HoldHistory {
     }
 }
 
+/// Returns whether a hold counts for the typical duration: its beginning was observed, and no operator ended it.
+fn is_typical(hold: &PastHold) -> bool {
+    hold.since.exact && hold.ended != Ending::Forced
+}
+
 #[cfg(test)]
 mod tests {
     use redisson::ClientId;
 
     use super::*;
 
-    #[test]
-    fn the_latest_holds_and_the_longest_are_retained() {
-        let id = |i: u64| HolderId::new(ClientId::from_random([1; 16]), i64::try_from(i).unwrap());
-        let hold = |i: u64| PastHold {
+    fn id(i: u64) -> HolderId {
+        HolderId::new(ClientId::from_random([1; 16]), i64::try_from(i).unwrap())
+    }
+
+    /// Returns a hold that was released after that time.
+    fn lasting(i: u64, millis: u64) -> PastHold {
+        PastHold {
             id: id(i).into(),
             since: Since { at: SteadyMillis(i * 100), exact: true },
-            to: SteadyMillis(i * 100 + if i == 3 { 90 } else { 10 }),
+            to: SteadyMillis(i * 100 + millis),
             ended: Ending::Released,
-        };
+        }
+    }
+
+    #[test]
+    fn the_latest_holds_and_the_longest_are_retained() {
+        let hold = |i| lasting(i, if i == 3 { 90 } else { 10 });
         let mut history = HoldHistory::default();
         (0..50).for_each(|i| history.push(hold(i)));
         let view = history.view();
@@ -164,11 +182,26 @@ mod tests {
     #[test]
     fn a_typical_hold_needs_twenty_durations() {
         let mut history = HoldHistory::default();
-        for _ in 0..19 {
-            history.push_duration(Duration::from_millis(10));
-        }
+        (0..19).for_each(|i| history.push(lasting(i, 10)));
         assert_eq!(history.p99(), None);
-        history.push_duration(Duration::from_secs(5));
+        history.push(lasting(19, 5_000));
+        assert_eq!(history.p99(), Some(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn a_hold_that_was_forced_does_not_count_for_the_typical_one_and_others_still_do() {
+        let mut history = HoldHistory::default();
+        (0..20).for_each(|i| history.push(lasting(i, 10)));
+        let late = lasting(20, 60_000);
+        let at_least = lasting(21, 7_000);
+        let since = Since { exact: false, ..at_least.since };
+        history.push(late.clone());
+        history.push(PastHold { since, ..at_least });
+        history.push(PastHold { ended: Ending::Forced, ..lasting(22, 9_000) });
+        history.push(lasting(23, 5_000));
+        assert_eq!(history.p99(), Some(Duration::from_secs(60)));
+        let corrected = history.correct_to_forced(late.to);
+        assert_eq!(corrected, [PastHold { ended: Ending::Forced, ..late }]);
         assert_eq!(history.p99(), Some(Duration::from_secs(5)));
     }
 }

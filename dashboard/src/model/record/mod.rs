@@ -454,9 +454,6 @@ impl Record {
         let history = self.hold_history();
         history.restored = restored.holds;
         for past in restored.past {
-            if past.since.exact {
-                history.push_duration(Duration::from_millis(past.millis()));
-            }
             history.push(past);
         }
         if !restored.problems.is_empty() {

@@ -81,9 +81,7 @@ impl Record {
             to: at.steady(),
             ended,
         };
-        let history = self.hold_history();
-        history.push_duration(at.since(from));
-        history.push(past.clone());
+        self.hold_history().push(past.clone());
         self.count(source, Count::Held(past), effects);
         self.event(from.steady(), Source::Monitor, LockEvent::Taken(holder.clone(), 0), effects);
         self.event(at.steady(), source, release_event(holder, ended), effects);
@@ -132,16 +130,12 @@ impl Record {
         self.event(at.steady(), source, what, effects);
     }
 
-    /// Records the end of a hold, and its duration if the beginning is exact.
+    /// Records the end of a hold.
     pub(super) fn end(&mut self, hold: Hold, at: Time, ended: Ending, effects: &mut Vec<Effect>) {
         let ended = if self.is_forced(&hold.id, at.moment()) { Ending::Forced } else { ended };
         let id = self.field_of(hold.id);
         let past = PastHold { id, since: hold.since, to: at.steady(), ended };
-        let history = self.hold_history();
-        if hold.since.exact && ended != Ending::Forced {
-            history.push_duration(at.since(hold.from));
-        }
-        history.push(past.clone());
+        self.hold_history().push(past.clone());
         if self.confirmed {
             // The source that showed the end makes no difference here.
             effects.push(Effect::HoldEnded(ended, Arc::clone(&self.group)));
