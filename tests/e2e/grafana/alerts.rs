@@ -28,7 +28,7 @@ pub(super) fn hurried(rules: &str) -> String {
             &line
                 .replace("p99_5m > 30", "p99_5m > 1")
                 .replace("> 300", "> 5")
-                .replace("waiters) > 100", "waiters) > 20"),
+                .replace(" == 0) > 100", " == 0) > 20"),
         );
         out.push('\n');
     }

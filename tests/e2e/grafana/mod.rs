@@ -63,6 +63,22 @@ fn alerts_pass_their_unit_tests() -> Result<()> {
 }
 
 #[test]
+fn an_agent_without_redis_suppresses_no_alert_of_another_one() -> Result<()> {
+    let (example, agent) = (text("grafana/prometheus/alertmanager.yml")?, rules_in(AGENT_RULES)?);
+    let (_, inhibitions) = example.split_once("inhibit_rules:\n").context("no inhibitions")?;
+    for inhibition in inhibitions.split("- source_matchers:").skip(1) {
+        assert!(inhibition.contains("equal: [instance]"), "{inhibition}");
+        let names = inhibition.split(|c: char| !c.is_ascii_alphanumeric());
+        for name in names.filter(|word| word.starts_with("Lockscope")) {
+            let rule = agent.split(&format!("- alert: {name}\n")).nth(1).context("no rule")?;
+            let expression = rule.split("labels:").next().unwrap_or_default();
+            assert!(expression.contains("instance"), "{name} names no agent: {expression}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn each_file_of_rules_uses_only_its_own_program() -> Result<()> {
     let (agent, dashboard) = (rules_in(AGENT_RULES)?, rules_in(DASHBOARD_RULES)?);
     for (rules, other) in [(agent, "dashboard"), (dashboard, "agent")] {
