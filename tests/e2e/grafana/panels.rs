@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::{PATIENCE, Prometheus, eventually, http, within};
 use serde_json::Value;
 
-use super::{rules, text};
+use super::{promtool, rules, text};
 use crate::demo::Demo;
 
 const BOARDS: [&str; 3] = ["overview", "agents", "locks"];
@@ -105,6 +105,97 @@ fn panels_have_descriptions() -> Result<()> {
                 );
             }
         }
+    }
+    Ok(())
+}
+
+/// A board, one of its panels, and the labels and the value of the only sample that it shows, if any.
+type Shown<'a> = (&'a str, &'a str, Option<(&'a str, f64)>);
+
+/// Verifies what panels show after a minute with these series.
+fn verify(series: &[(&str, f64)], results: &[Shown<'_>]) -> Result<()> {
+    let mut test = "tests:\n  - interval: 15s\n    input_series:\n".to_owned();
+    for (series, value) in series {
+        test.push_str(&format!("      - {{series: '{series}', values: '{value}x8'}}\n"));
+    }
+    test.push_str("    promql_expr_test:\n");
+    for (name, title, result) in results {
+        let board = board(name)?;
+        let panel = panels(&board).into_iter().find(|panel| panel["title"] == *title);
+        let query =
+            panel.and_then(|panel| panel["targets"][0]["expr"].as_str()).context("a query")?;
+        let sample = result.map_or_else(String::new, |(labels, value)| {
+            format!("{{labels: '{labels}', value: {value}}}")
+        });
+        let query = filled(query);
+        test.push_str(&format!(
+            "      - {{expr: '{query}', eval_time: 1m, exp_samples: [{sample}]}}\n"
+        ));
+    }
+    let scratch = tempfile::tempdir()?;
+    std::fs::write(scratch.path().join("panels.yml"), test)?;
+    promtool(scratch.path(), &["test", "rules", "panels.yml"])
+}
+
+#[test]
+fn problems_count_once_for_two_dashboards_whether_they_are_acknowledged_or_not() -> Result<()> {
+    let problem = |instance: &str, acknowledged: bool| {
+        format!(
+            "lockscope_dashboard_problems{{instance=\"{instance}\",deployment=\"main\",problem=\"stuck\",\
+             certainty=\"certain\",lock_group=\"g\",acknowledged=\"{acknowledged}\"}}"
+        )
+    };
+    let series = [problem("d", false), problem("d", true), problem("e", false), problem("e", true)];
+    let series = [(&*series[0], 2.0), (&*series[1], 3.0), (&*series[2], 2.0), (&*series[3], 3.0)];
+    let of_kind = "{problem=\"stuck\",certainty=\"certain\"}";
+    let of_group = "{deployment=\"main\",problem=\"stuck\",certainty=\"certain\",lock_group=\"g\"}";
+    verify(
+        &series,
+        &[
+            ("overview", "Problems", Some(("{}", 2.0))),
+            ("overview", "Problems by kind", Some((of_kind, 5.0))),
+            ("locks", "Problems", Some((of_group, 5.0))),
+            ("locks", "Acknowledged problems", Some((of_group, 3.0))),
+        ],
+    )
+}
+
+#[test]
+fn a_figure_is_0_only_if_somebody_looks() -> Result<()> {
+    let figures =
+        ["Holds at risk", "Problems", "Agents without Redis", "Programs down", "Oldest wait"];
+    let all = |value: Option<f64>| figures.map(|it| ("overview", it, value.map(|it| ("{}", it))));
+    verify(&[], &all(None))?;
+    let blind = [("lockscope_dashboard_redis_up{deployment=\"main\",node=\"r:6379\"}", 0.0)];
+    verify(&blind, &[("overview", "Problems", None)])?;
+    verify(
+        &[
+            ("lockscope_dashboard_redis_up{deployment=\"main\",node=\"r:6379\"}", 1.0),
+            (
+                "lockscope_agent_redis_up{job=\"lockscope-agent\",instance=\"a\",node=\"r:6379\"}",
+                1.0,
+            ),
+            ("lockscope_agent_jeopardy_holds{job=\"lockscope-agent\",instance=\"a\"}", 0.0),
+            ("lockscope_agent_build_info{job=\"lockscope-agent\",instance=\"a\"}", 1.0),
+            ("up{job=\"lockscope-agent\",instance=\"a\"}", 1.0),
+        ],
+        &all(Some(0.0)),
+    )?;
+    // An agent of a cluster or with red locks has several servers.
+    let node = |node| {
+        format!(
+            "lockscope_agent_redis_up{{job=\"lockscope-agent\",instance=\"a\",node=\"{node}\"}}"
+        )
+    };
+    let (one, two) = (node("r:6379"), node("s:6379"));
+    verify(
+        &[(&one, 0.0), (&two, 0.0)],
+        &[("overview", "Agents without Redis", Some(("{}", 1.0)))],
+    )?;
+    for name in BOARDS {
+        let board = board(name)?;
+        let blank = |panel: &&Value| panel["fieldConfig"]["defaults"]["noValue"] == "0";
+        assert_eq!(panels(&board).into_iter().find(blank), None, "{name}");
     }
     Ok(())
 }
