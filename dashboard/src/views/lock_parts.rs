@@ -56,6 +56,8 @@ pub(super) struct Head<'a> {
     release: Option<String>,
     /// The reason why the lock cannot be released here, which is shown while it has a problem.
     why_not: Option<Prose<'static>>,
+    /// The command that releases it on the host of an agent.
+    by_hand: String,
 }
 
 impl HtmlSafe for Head<'_> {}
@@ -75,8 +77,20 @@ impl<'a> Head<'a> {
                 ReleaseAccess::Off => Some("this dashboard runs without `--allow-release`".into()),
                 ReleaseAccess::Forbidden => Some("you do not have the right `release`".into()),
             },
+            by_hand: by_hand(page),
         }
     }
+}
+
+/// Returns the command that releases what the page shows on the host of an agent. It names a single holder, so that one
+/// that acquires the lock meanwhile keeps it.
+fn by_hand(page: &LockPage) -> String {
+    let holder = match known(page).map(|lock| lock.holders.as_slice()) {
+        Some([]) => "--holder none ".to_owned(),
+        Some([holder]) => format!("--holder {} ", text::quoted(holder.id.as_bytes())),
+        _ => String::new(),
+    };
+    format!("lockctl unlock --force {holder}{}", text::quoted(page.id.name.as_bytes()))
 }
 
 /// The lock's earlier holders.
