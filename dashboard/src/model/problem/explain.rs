@@ -325,6 +325,7 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         }
         ProblemKind::Starving => {
             let waiter = longest(case).map(|waiter| locate(case, &waiter.id.into())).unwrap_or_default();
+            let held_for = case.now.received.since(case.unchanged_since);
             match case.holders.is_empty() {
                 true if case.dead_head.is_some() => format!(
                     "The lock is free, but the others wait until the deadline of the first in its queue, which is dead. `lockctl unlock --force --holder none` on the host of an agent removes it. {waiter}"
@@ -332,6 +333,7 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
                 true => format!(
                     "The lock is free, but the first in its queue has not acquired it; the others wait until its deadline has passed. {waiter}"
                 ),
+                false if case.rule.starving_after.is_some_and(|limit| held_for <= limit) => "The lock seems to change hands: its present holder acquired it a short while ago. Then a release does not help. Hold the lock for less time, or lock something smaller; a fair lock serves its waiters in order.".to_owned(),
                 false => format!("Others wait for a holder that does not release the lock. {found} Take a stack dump of the holder's process, then stop it; or release the lock by force."),
             }
         }

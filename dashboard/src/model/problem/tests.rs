@@ -254,6 +254,18 @@ fn a_long_wait_is_starvation() {
 }
 
 #[test]
+fn a_waiter_for_a_lock_that_changes_hands_needs_no_release() {
+    let holders = holders();
+    let one = [waiter(10)];
+    let advice = |still| {
+        let case = Case { waiters: &one, ..renewed(&holders, still, 100) };
+        explain(&case, judge(&case)[0]).advice
+    };
+    assert!(advice(39).ends_with("or release the lock by force."), "{}", advice(39));
+    assert!(advice(40).starts_with("The lock seems to change hands"), "{}", advice(40));
+}
+
+#[test]
 fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_or_a_claim_is_suspected() {
     let holders = holders();
     let wait = |waiter, holder, (limited, claimed)| Wait {
