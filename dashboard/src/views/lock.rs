@@ -78,8 +78,8 @@ struct RanOut {
     times: String,
     last: Ago,
     lease: Option<String>,
-    /// True if other holds were released, so that the leases probably ran out by mistake.
-    is_mistake: bool,
+    /// What that probably means, unless a problem says so.
+    meaning: Option<&'static str>,
 }
 
 impl RanOut {
@@ -90,8 +90,12 @@ impl RanOut {
             n => format!("{} times", format::count(n as u64)),
         };
         let lease = lock.lease_ms.map(format::lease);
-        let is_mistake = lock.is_sometimes_released();
-        Some(Self { times, last: Ago::new(last, now), lease, is_mistake })
+        let is_problem = lock.problems.iter().any(|it| it.problem == ProblemKind::Expired);
+        let meaning = (!is_problem).then(|| match lock.is_sometimes_released() {
+            true => "Other holds were released: does the work outlast its lease?",
+            false => "No hold was released: this lock may be meant to expire.",
+        });
+        Some(Self { times, last: Ago::new(last, now), lease, meaning })
     }
 }
 

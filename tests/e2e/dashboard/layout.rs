@@ -183,6 +183,22 @@ async fn the_head_of_a_page_has_one_line_at_a_desk_and_two_buttons_on_a_phone() 
 }
 
 #[tokio::test]
+async fn a_hold_whose_lease_ran_out_is_drawn() -> Result<()> {
+    let mut shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    let _waiter = super::browsing::listener(&shown.bench, "brief").await?;
+    shown.java.lease_ms = 2_000;
+    ensure!(shown.java.lock("brief").await?, "taken");
+    shown.bench.listed("brief", |_| true).await;
+    browser.open(&shown.bench.dashboard.url("/lock?name=brief")).await?;
+    for part in [".lane", ".legend"] {
+        let drawn = format!("document.querySelector('{part} rect.ran-out')?.checkVisibility()");
+        super::browsing::until(&browser, &drawn).await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn with_forced_colours_the_current_page_and_the_signs_can_be_told() -> Result<()> {
     let shown = Shown::new().await?;
     let browser = Browser::start().await?;

@@ -1,13 +1,13 @@
 //! Tests of the words and colours of single facts on pages.
 
 use super::fixtures::{
-    chrome, contended_lock, deadlocked, happened, held, history, holder, incident, leaked, list,
-    lock, lock_at, overview,
+    ago, chrome, contended_lock, deadlocked, happened, held, history, holder, incident, leaked,
+    list, lock, lock_at, overview,
 };
 use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Certainty, ClientView, Counts, LockEvent, LockView, ProblemKind, RedView, Source,
+    Certainty, ClientView, Counts, LockEvent, LockView, PastOfLock, ProblemKind, RedView, Source,
 };
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
@@ -186,6 +186,39 @@ fn the_page_of_an_incident_draws_its_circle_of_waits() {
     let page = shown(deadlocked());
     assert!(page.contains(circle) && page.contains("waits for"), "{page}");
     assert!(page.find(circle) < page.find("Acknowledge all"), "the picture comes first");
+}
+
+#[test]
+fn a_lease_that_ran_out_is_called_intended_unless_it_is_the_problem() {
+    let page = |lock_with: LockView| {
+        let ran_out = vec![ago(9_000)];
+        let history = PastOfLock { ran_out, ..PastOfLock::default() }.into();
+        lock_page(&lock(LockView { history, ..lock_with })).unwrap()
+    };
+    let intended = "this lock may be meant to expire";
+    assert!(page(held(b"orders:1", 1, 4_000)).contains(intended));
+    let mut expired = leaked();
+    expired.problems[0].problem = ProblemKind::Expired;
+    let page = page(expired);
+    assert!(page.contains("once in the last hour") && !page.contains(intended), "{page}");
+}
+
+#[test]
+fn the_command_that_releases_a_lock_by_hand_names_its_only_holder() {
+    let command = |view: LockView| {
+        let page = lock_page(&lock(view)).unwrap().replace("&#39;", "'");
+        let (_, hint) = page.split_once("class=\"hint why-not\"").expect("a hint");
+        let (command, _) = hint.split_once("</bdi></code>").expect("a command");
+        command.split_once("<code><bdi>").unwrap().1.to_owned()
+    };
+    let mut view = leaked();
+    let id = view.holders[0].id.clone();
+    let name = view.id.name.to_string();
+    assert_eq!(command(view.clone()), format!("lockctl unlock --force --holder '{id}' '{name}'"));
+    view.holders.push(holder(2, 1, 9_000, true));
+    assert_eq!(command(view.clone()), format!("lockctl unlock --force '{name}'"));
+    view.holders.clear();
+    assert_eq!(command(view), format!("lockctl unlock --force --holder none '{name}'"));
 }
 
 #[test]
