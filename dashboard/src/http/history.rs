@@ -21,7 +21,7 @@ const HOLDS: usize = 100;
 const MAX_WRITE_INTERVAL_MS: u64 = 10_000;
 
 /// Returns true if a gap is only the time since this dashboard last wrote the history.
-fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
+pub(super) fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
     let since = gap.from.filter(|_| gap.to.is_none());
     since.is_some_and(|since| now.millis_since(since) < MAX_WRITE_INTERVAL_MS)
 }
@@ -153,7 +153,9 @@ impl App {
             if let Some(at) = non_blank(params.at.as_deref()) {
                 // The last part of the strip may end in the future.
                 let at = instant("at", at, now)?.min(now);
-                page.then = Some(self.held_at(at, HOLDS, &filter).await?);
+                let then = self.held_at(at, HOLDS, &filter).await?;
+                let gap = then.gap.filter(|gap| !is_just_now(gap, now));
+                page.then = Some(HeldThen { gap, ..then });
             }
         } else {
             self.add_remembered(&mut page, &filter);

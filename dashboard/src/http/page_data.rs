@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::app::App;
 use super::error::ApiError;
+use super::history::is_just_now;
 use super::params::{LockParams, OwnerParams, instant, non_blank};
 use crate::archive::EventSearch;
 use crate::clock::SteadyMillis;
@@ -140,6 +141,7 @@ impl App {
 
     /// Returns the state of a lock at an instant.
     async fn lock_then(&self, id: &LockId, at: SteadyMillis) -> Result<LockThen, ApiError> {
+        let now = SteadyMillis::now();
         let until = EventSearch {
             from: SteadyMillis(0),
             to: at,
@@ -150,7 +152,7 @@ impl App {
         };
         let since = EventSearch {
             from: at.plus(1),
-            to: SteadyMillis::now(),
+            to: now,
             newest_first: false,
             limit: 1,
             ..until.clone()
@@ -166,7 +168,7 @@ impl App {
         Ok(LockThen {
             at,
             holders: holders.holders,
-            gap: holders.gap,
+            gap: holders.gap.filter(|gap| !is_just_now(gap, now)),
             problems,
             before: events.iter().map(|event| event.at).find(|before| *before < at),
             after,

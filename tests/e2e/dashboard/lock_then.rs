@@ -50,5 +50,17 @@ async fn the_whole_page_turns_to_an_instant_and_back() -> Result<()> {
     // A problem that existed at that time.
     browser.open(&dashboard.url("/lock?name=leaked&at=-0s")).await?;
     until(&browser, &format!("{verdict}.includes('leaked')")).await;
+    // The time since the history was last written is no gap.
+    for page in ["/lock?name=leaked&at=-0s", "/history?at=-0s"] {
+        eventually("a page of now that never warns", async || {
+            for _ in 0..5 {
+                browser.open(&dashboard.url(page)).await?;
+                let warns = format!("return {}", says("Nobody was looking at"));
+                ensure!(browser.run(&warns).await? == false, "{page}");
+            }
+            Ok(())
+        })
+        .await;
+    }
     Ok(())
 }
