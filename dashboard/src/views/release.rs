@@ -4,14 +4,14 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 use redisson::shape::LockHash;
 
-use super::format::{self, Ago, Clock, Validity};
+use super::format::{Ago, Clock, Validity};
 use super::page::{self, Frame};
 use super::prose::Prose;
 use super::row::{Badge, Ttl, client_words};
 use super::{ReleasePage, ReleaseStep, links};
 use crate::model::types::LockView;
 use crate::release::{Choice, MAX_REASON, Offer, VALID};
-use crate::text::{shown_name, visible};
+use crate::text::{counted, shown_name, visible};
 
 /// The most parts of a lock that a form offers. In a larger crowd of readers, one is released through the API, or all
 /// at once.
@@ -149,15 +149,10 @@ fn choices(offer: &Offer, target: Option<&str>) -> Choices {
 
 /// Describes many parts of a lock by their numbers.
 fn one_of(holds: usize, places: usize) -> String {
-    let counted = |count: usize, what: &str| match count {
-        0 => None,
-        1 => Some(format!("1 {what}")),
-        _ => Some(format!("{} {what}s", format::count(count as u64))),
-    };
-    let holds = counted(holds, "hold");
-    let places = counted(places, "dead place").map(|places| format!("{places} in the queue"));
-    let both: Vec<String> = holds.into_iter().chain(places).collect();
-    format!("Only one of {}", both.join(" and "))
+    let parts = [(holds, "hold"), (places, "dead waiter")].into_iter();
+    let parts = parts.filter(|(count, _)| *count > 0);
+    let parts: Vec<String> = parts.map(|(count, what)| counted(count as u64, what)).collect();
+    format!("Only one of {}", parts.join(" and "))
 }
 
 fn label(offer: &Offer, choice: &Choice) -> String {
@@ -172,7 +167,7 @@ fn label(offer: &Offer, choice: &Choice) -> String {
             }
         }
         Choice::Holder(holder) => format!("Only the hold of {} ×{}", holder.id, holder.count),
-        Choice::Place(place) => format!("Only the dead place of {} in its queue", place.id),
+        Choice::Place(place) => format!("Only the queue entry of the dead waiter {}", place.id),
     }
 }
 
