@@ -3,7 +3,8 @@
 use redis::{Arg, Cmd, Pipeline, Value};
 use service_kit::redis::{CallError, Link, ServerError};
 
-use super::{Caller, ServerFacts};
+use super::call::Caller;
+use super::server_facts::ServerFacts;
 
 /// An unpaced connection to such a node.
 #[derive(Debug)]

@@ -8,9 +8,9 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 use redisson::{HolderId, LockName, keys};
 
+use super::call::{Caller, ReadError, command, send};
 use super::reply::{integer, is_list, signed, strings};
-use super::{Caller, KnownParts, ReadError, command, send};
-use crate::model::types::{Companions, Marker, Queue, QueueEntry, Token};
+use crate::model::types::{Companions, KnownParts, Marker, Queue, QueueEntry, Token};
 
 /// The most queue entries that are read.
 pub const MAX_QUEUE: usize = 64;

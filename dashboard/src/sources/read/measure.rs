@@ -3,8 +3,8 @@
 use redisson::LockName;
 use service_kit::redis::Redirect;
 
+use super::call::{Caller, ReadError, command, redirect_of, send};
 use super::reply::{integer, permitted, signed};
-use super::{Caller, ReadError, command, redirect_of, send};
 use crate::model::types::Stamp;
 
 /// The number of field names that decide whether a hash can be a lock.

@@ -2,19 +2,25 @@
 
 use redisson::{LockName, keys, shape};
 
+use super::call::{Caller, ReadError, command, redirect_of, send};
+use super::findings::{Findings, Found};
 use super::measure::{Measured, SAMPLE, measure};
 use super::reply::{
     integer, is_of, not_a_lock, other_hash, permitted, strings, too_large, unreadable,
 };
 use super::transaction::Job;
-use super::{
-    Caller, Findings, Found, KnownParts, PossibleLock, ReadError, ReadRequest, command,
-    redirect_of, send,
-};
-use crate::model::types::{Companions, Reading};
+use crate::model::types::{Companions, KnownParts, ReadRequest, Reading};
 
 /// The number of keys in one large pipeline of single commands.
 pub(super) const PROBES: usize = 200;
+
+/// A hash with a lock's shape that never expires. Most are an application's; a lock that never expires is leaked.
+#[derive(Debug, Clone, Copy)]
+pub struct PossibleLock<'a> {
+    pub name: &'a LockName,
+    /// The names of some fields.
+    pub fields: &'a [Vec<u8>],
+}
 
 /// The prior knowledge about keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use redis::Value;
 use redisson::shape;
 use service_kit::redis::{CallError, ServerError};
 
-use super::ReadError;
+use super::call::ReadError;
 
 /// The reading of a key that the account's patterns exclude.
 pub const UNPERMITTED_KEY: &str = "a key that this account may not read";

@@ -12,9 +12,11 @@ use redisson::shape::LockHash;
 use redisson::{LockName, Moment, keys};
 use service_kit::redis::ServerError;
 
+use super::call::{Caller, ReadError, command, send};
+use super::findings::{Findings, Found};
 use super::reply::{is_list, signed};
-use super::{Caller, Findings, Found, ReadError, ReadRequest, ServerFacts, command, send};
-use crate::model::types::{Companions, LastReading, Reading, Stamp};
+use super::server_facts::ServerFacts;
+use crate::model::types::{Companions, LastReading, ReadRequest, Reading, Stamp};
 
 /// The number of locks in one pipeline.
 const LOCKS: usize = 64;

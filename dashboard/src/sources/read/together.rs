@@ -6,8 +6,10 @@
 use redis::{Cmd, Value, cmd};
 use service_kit::redis::ServerError;
 
+use super::call::{Caller, ReadError, send};
+use super::findings::{Findings, Found};
+use super::server_facts::ServerFacts;
 use super::transaction::{Job, Outcome, evaluate};
-use super::{Caller, Findings, Found, ReadError, ServerFacts, send};
 
 /// Reads locks together until one of them has companions. Returns the jobs for the locks that have to be read one by one.
 pub(super) async fn read_together(
@@ -18,7 +20,8 @@ pub(super) async fn read_together(
     let is_plain = |job: &Job| job.keys_of_unknown_companions().is_some();
     let (mut plain, mut left): (Vec<_>, Vec<_>) = jobs.into_iter().partition(is_plain);
     while plain.len() > 1 && caller.facts().may_check_at_once() {
-        let rest = plain.split_off(plain.len().min(caller.call_size().locks));
+        let size = caller.call_size().locks_together();
+        let rest = plain.split_off(plain.len().min(size));
         let part = std::mem::replace(&mut plain, rest);
         let (commands, sizes) = commands(&part);
         let (stamp, replies) = send(caller, commands).await?;

@@ -8,16 +8,16 @@ use redisson::shape::{self, LockHash};
 use redisson::{HolderId, LockName};
 use service_kit::redis::{Redirect, ServerError};
 
+use super::call::{Caller, ReadError, command, redirect_of, send};
 use super::companions::{CompanionRead, More, readable};
+use super::findings::{Findings, Found};
 use super::measure::{Measured, measure};
 use super::reply::{
     concerns_key, integer, not_a_lock, optional_strings, permitted, signed, strings, too_large,
     unreadable,
 };
-use super::{
-    Caller, Findings, Found, KnownParts, ReadError, ServerFacts, command, redirect_of, send,
-};
-use crate::model::types::{Companions, ReadRequest, Reading, Token};
+use super::server_facts::ServerFacts;
+use crate::model::types::{Companions, KnownParts, ReadRequest, Reading, Token};
 
 /// The number of field names requested beyond the known ones.
 const SPARE_NAMES: usize = 8;
