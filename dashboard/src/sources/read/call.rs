@@ -54,7 +54,7 @@ impl CallSize {
 
     /// Returns the number of locks that are read as a whole in one transaction, which costs less for each of them.
     pub(super) fn locks_together(self) -> usize {
-        self.locks * 3 / 2
+        self.locks * 5 / 4
     }
 
     /// Returns this part of each limit, at least one.
