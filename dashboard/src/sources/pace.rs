@@ -175,7 +175,7 @@ impl Pacer {
     async fn ping(&mut self) -> Result<(), CallError> {
         let sent = Instant::now();
         self.usage.commands += 1;
-        self.link.call(cmd("PING")).await?;
+        self.link.ping().await?;
         push(&mut self.pings, sent.elapsed(), WINDOW);
         Ok(())
     }

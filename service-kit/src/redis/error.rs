@@ -48,6 +48,12 @@ impl ServerError {
         self.code == "OOM"
     }
 
+    /// Returns `true` if the server refuses writes, and PING with them, because it cannot save its data.
+    #[must_use]
+    pub fn cannot_save(&self) -> bool {
+        self.code == "MISCONF"
+    }
+
     /// Returns `true` if a replica rejected a write.
     #[must_use]
     pub fn is_read_only(&self) -> bool {

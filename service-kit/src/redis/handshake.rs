@@ -177,7 +177,7 @@ fn check(step: &Step, error: ServerError) -> Result<(), ConnectError> {
         error.is_max_clients() || error.code == "DENIED" || error.code == "NOAUTH";
     let vital = match step.kind {
         Kind::Vital => true,
-        Kind::Ping => error.code != "NOPERM" && error.code != "MISCONF",
+        Kind::Ping => error.code != "NOPERM" && !error.cannot_save(),
         Kind::Info | Kind::Extra => false,
     };
     if vital || of_the_connection {

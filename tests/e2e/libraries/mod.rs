@@ -239,14 +239,19 @@ async fn without_an_agent_a_long_wait_ends_after_half_a_minute() -> Result<()> {
     try_join_all(calls).await.map(drop)
 }
 
+/// Listens on a socket whose queue of connections is full as long as the results live.
+async fn full_socket(path: &Path) -> Result<(UnixListener, UnixStream)> {
+    let socket = UnixSocket::new_stream()?;
+    socket.bind(path)?;
+    let listener = socket.listen(0)?;
+    Ok((listener, UnixStream::connect(path).await?))
+}
+
 #[tokio::test]
 async fn each_wait_has_its_own_limit_while_an_agent_accepts_no_connection() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("agent.sock");
-    let socket = UnixSocket::new_stream()?;
-    socket.bind(&path)?;
-    let _listener = socket.listen(0)?;
-    let _first_in_the_queue = UnixStream::connect(&path).await?;
+    let _full = full_socket(&path).await?;
     let libraries = with_uvloop(vec![PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST]);
     let calls = libraries.iter().map(async |library| {
         let mut driver = driver::Driver::start(library, &path)?;
@@ -265,10 +270,7 @@ async fn each_wait_has_its_own_limit_while_an_agent_accepts_no_connection() -> R
 async fn a_cancelled_wait_ends_while_an_agent_accepts_no_connection() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("agent.sock");
-    let socket = UnixSocket::new_stream()?;
-    socket.bind(&path)?;
-    let _listener = socket.listen(0)?;
-    let _first_in_the_queue = UnixStream::connect(&path).await?;
+    let _full = full_socket(&path).await?;
     let libraries = with_uvloop(vec![PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST]);
     let calls = libraries.iter().map(async |library| {
         let mut driver = driver::Driver::start(library, &path)?;

@@ -14,17 +14,14 @@ const PINGS: usize = 5;
 /// Measures the server's load, in several round trips.
 ///
 /// # Errors
-/// Without a reply, or when INFO is refused.
+/// Without a reply, or when a command is refused.
 pub(super) async fn load(link: &Link) -> Result<Load, CallError> {
     let stats = info(link, "stats").await?;
     let mut pings = Vec::with_capacity(PINGS);
     for _ in 0..PINGS {
         let sent = Instant::now();
-        match link.call(cmd("PING")).await {
-            // A server that cannot save refuses it, after the same time.
-            Ok(_) | Err(CallError::Refused(_)) => pings.push(sent.elapsed()),
-            Err(error) => return Err(error),
-        }
+        link.ping().await?;
+        pings.push(sent.elapsed());
     }
     pings.sort_unstable();
     // Only the whole part is parsed, since some values have a fraction.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, Value};
+use redis::{Cmd, Pipeline, Value, cmd};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -168,6 +168,18 @@ impl Link {
         let checked = checked(value);
         shared.leave_if_read_only(generation, checked.as_ref());
         Ok(checked?)
+    }
+
+    /// Waits for a reply to PING. The refusal by a server that cannot save is one too.
+    ///
+    /// # Errors
+    ///
+    /// As [`call`](Self::call).
+    pub async fn ping(&self) -> Result<(), CallError> {
+        match self.call(cmd("PING")).await {
+            Err(CallError::Refused(error)) if error.cannot_save() => Ok(()),
+            reply => reply.map(drop),
+        }
     }
 
     /// Sends all commands at once and waits for all answers, each with its own error. An atomic pipeline is sent as
