@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use redisson::{Family, Kind, LockName, Moment};
 
-use crate::core::lock::table::{Label, Listening, Step};
+use crate::core::lock::state::Listening;
+use crate::core::lock::table::{Label, Step};
 use crate::core::{Core, Effect, Node, Report};
 
 impl Core {
@@ -53,7 +54,7 @@ impl Core {
         let state = self.locks.get(name)?;
         let held = state.holds().next().and_then(|number| self.leases.get(number));
         let held = held.map(|hold| hold.kind);
-        let wanted = || self.locks.waiter(*state.queue.front()?).map(|waiter| waiter.kind);
+        let wanted = || self.locks.waiter(state.queue.front()?).map(|waiter| waiter.kind);
         held.or_else(wanted).map(Kind::family)
     }
 

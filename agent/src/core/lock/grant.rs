@@ -63,7 +63,7 @@ impl Core {
         }
         // Its waiter has left. No worker has seen the number, so the next waiter may get it. But the next waiter of a
         // fair lock may belong to another client, and a read hold under a write hold belongs to the write hold's owner.
-        let next = *self.locks.get(name)?.queue.front()?;
+        let next = self.locks.get(name)?.queue.front()?;
         let same = self.locks.waiter(next).is_some_and(|waiter| {
             waiter.kind == *kind && waiter.lease.unwrap_or(self.settings.lease) == *lease
         });

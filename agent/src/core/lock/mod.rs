@@ -11,6 +11,7 @@ pub(in crate::core) mod mlock;
 pub(in crate::core) mod mlock_state;
 mod node_subscriptions;
 mod policy;
+mod queue;
 mod quota;
 pub(in crate::core) mod release;
 pub(in crate::core) mod released;

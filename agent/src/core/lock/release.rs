@@ -144,7 +144,7 @@ impl Core {
     /// reader holds, or both fair, if the waiter has a position in Redis. Read and red locks are never handed over.
     pub(in crate::core) fn next_in_line(&self, ending: &Ending) -> Option<Attempt> {
         let state = self.locks.get(&ending.name)?;
-        let next = *state.queue.front()?;
+        let next = state.queue.front()?;
         let waiter = self.locks.waiter(next)?;
         // An attempt made before a hold of an earlier run was adopted may still run, under the number that would get
         // the lock. Undoing its late grant would then remove that hold.

@@ -1,13 +1,13 @@
 //! The state of one lock name: its local queue, its holds, and the attempt of its front waiter.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::{Family, Kind, Moment};
 
-use super::joiners::Joiners;
 use super::node_subscriptions::NodeSubscriptions;
+use super::queue::Queue;
 use crate::core::ids::OpId;
 use crate::types::Number;
 
@@ -25,6 +25,13 @@ pub(in crate::core) enum Contest {
     Asleep(Moment),
 }
 
+/// The subscription to a lock's release messages.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::core) struct Listening {
+    pub(in crate::core) family: Family,
+    pub(in crate::core) channel: Vec<u8>,
+}
+
 /// A lock name that a local owner holds or waits for.
 #[derive(Debug)]
 pub(in crate::core) struct LockState {
@@ -40,12 +47,10 @@ pub(in crate::core) struct LockState {
     pub(in crate::core) reader_releases_in_flight: u32,
     /// The hand-over in flight whose successor holds the lock already, or has held it since.
     pub(in crate::core) early: Option<OpId>,
-    pub(in crate::core) queue: VecDeque<Number>,
-    /// The readers of the queue that may join a read hold.
-    pub(super) joiners: Joiners,
+    pub(in crate::core) queue: Queue,
     pub(in crate::core) contest: Contest,
-    /// The channel of release messages that we subscribed to, and its family of kinds.
-    pub(in crate::core) listening: Option<(Family, Vec<u8>)>,
+    /// The subscription to its release messages, if any.
+    pub(in crate::core) listening: Option<Box<Listening>>,
     /// For a red lock: the nodes that send messages, and their reports.
     pub(in crate::core) node_subscriptions: NodeSubscriptions,
     /// The instant of the latest release message.
@@ -65,6 +70,9 @@ pub(in crate::core) struct LockState {
     pub(in crate::core) armed: Moment,
 }
 
+// An agent may have a hundred thousand of them, nearly all of them held and without waiters.
+const _: () = assert!(size_of::<LockState>() <= 192);
+
 impl LockState {
     pub(super) fn new(group: Arc<str>) -> Self {
         Self {
@@ -74,8 +82,7 @@ impl LockState {
             releases_in_flight: 0,
             reader_releases_in_flight: 0,
             early: None,
-            queue: VecDeque::new(),
-            joiners: Joiners::default(),
+            queue: Queue::default(),
             contest: Contest::Idle,
             listening: None,
             node_subscriptions: NodeSubscriptions::default(),

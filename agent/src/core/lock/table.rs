@@ -16,7 +16,7 @@ use redisson::{Family, Grouping, Kind, LockName, Moment, keys};
 
 use super::fencing::Fences;
 use super::quota::Quota;
-use super::state::{Contest, LockState};
+use super::state::{Contest, Listening, LockState};
 use super::waiter::{Turn, Waiter};
 use crate::collections::HashMap;
 use crate::core::Node;
@@ -46,13 +46,6 @@ pub(in crate::core) enum Step {
     Attempt(WaiterId),
     /// Readers hold the lock: each of these makes a separate attempt.
     Join(Vec<WaiterId>),
-}
-
-/// The subscription to a lock's release messages.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::core) struct Listening {
-    pub(in crate::core) family: Family,
-    pub(in crate::core) channel: Vec<u8>,
 }
 
 /// The label of a lock in metrics.
@@ -129,10 +122,10 @@ impl LockTable {
     pub(in crate::core) fn find_wrong_joiners(&self) -> Option<&LockName> {
         let wrong = |state: &LockState| {
             let readers = state.queue.iter().map_while(|id| {
-                let reader = self.waiters.get(id).filter(|waiter| waiter.kind == Kind::Read)?;
-                Some((*id, reader.attempt.is_none()))
+                let reader = self.waiters.get(&id).filter(|waiter| waiter.kind == Kind::Read)?;
+                Some((id, reader.attempt.is_none()))
             });
-            !readers.filter(|(_, idle)| *idle).map(|(id, _)| id).eq(state.joiners.list())
+            !readers.filter(|(_, idle)| *idle).map(|(id, _)| id).eq(state.queue.joiners())
         };
         self.locks.iter().find(|(_, state)| wrong(state)).map(|(name, _)| name)
     }
@@ -194,7 +187,7 @@ impl LockTable {
         let (Some(front), Contest::Idle) = (state.queue.front(), state.contest) else {
             return Step::Nothing;
         };
-        let Some(waiter) = self.waiters.get(front) else { return Step::Nothing };
+        let Some(waiter) = self.waiters.get(&front) else { return Step::Nothing };
         // Each fair waiter makes its own attempts.
         if state.keeps_out(waiter.kind) || waiter.kind == Kind::Fair {
             return Step::Nothing;
@@ -205,11 +198,11 @@ impl LockTable {
             return Step::Nothing;
         }
         if waiter.kind == Kind::Read && !state.readers.is_empty() {
-            return Step::Join(state.joiners.list());
+            return Step::Join(state.queue.joiners());
         }
         // A reader that tried to join others may still have an attempt in flight when they have left. A second attempt
         // under its number could run after its hold is over; undoing it would then remove the hold with that number.
-        if waiter.attempt.is_some() { Step::Nothing } else { Step::Attempt(*front) }
+        if waiter.attempt.is_some() { Step::Nothing } else { Step::Attempt(front) }
     }
 
     /// Changes a name, if it is in use.
@@ -366,7 +359,7 @@ impl LockTable {
             Family::ReadWrite => keys::read_write_channel(name),
             Family::Plain | Family::Fair | Family::Red => keys::channel(name),
         };
-        state.listening = Some((family, channel.clone()));
+        state.listening = Some(Box::new(Listening { family, channel: channel.clone() }));
         self.subscriptions += 1;
         Some(channel)
     }
@@ -377,10 +370,10 @@ impl LockTable {
         if !state.queue.is_empty() && !state.is_held() {
             return None;
         }
-        let (family, channel) = state.listening.take()?;
+        let listening = state.listening.take()?;
         state.node_subscriptions.mark_unsubscribed();
         self.subscriptions -= 1;
-        Some(Listening { family, channel })
+        Some(*listening)
     }
 
     /// Returns the state of a lock that this server's messages concern: a name is in use either on the one server of
@@ -388,7 +381,7 @@ impl LockTable {
     fn listener(&mut self, node: Node, name: &LockName) -> Option<&mut LockState> {
         let fits = |family: Family| (family == Family::Red) == (node != Node::Main);
         let state = self.locks.get_mut(name)?;
-        state.listening.as_ref().is_some_and(|(family, _)| fits(*family)).then_some(state)
+        state.listening.as_ref().is_some_and(|listening| fits(listening.family)).then_some(state)
     }
 
     /// Records that a subscription is active. Returns whether a release may have been missed before.

@@ -35,7 +35,7 @@ impl Core {
                 // A reader below its own write hold waits only for the reply.
                 continue;
             }
-            let queued = state.queue.iter().filter_map(|id| self.locks.waiter(*id));
+            let queued = state.queue.iter().filter_map(|id| self.locks.waiter(id));
             let named = queued.take(MAX_NAMED).map(|waiter| (waiter.number, waiter.since));
             awaited.push(AwaitedLock {
                 lock: waiter.name.clone(),

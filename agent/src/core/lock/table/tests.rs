@@ -155,7 +155,7 @@ fn the_list_of_joining_readers_always_matches_the_queue() {
             _ => table.end_attempt(&name(), id, op),
         }
         assert_eq!(table.find_wrong_joiners(), None, "step {step}: {table:?}");
-        joined += table.locks[&name()].joiners.list().len();
+        joined += table.locks[&name()].queue.joiners().len();
     }
     assert!(joined > 1_000, "{joined}");
 }

@@ -86,7 +86,7 @@ impl LockTable {
             && waiter.kind == Kind::Read
             && let Some(state) = self.locks.get_mut(&waiter.name)
         {
-            state.joiners.remove(turn);
+            state.queue.remove_joiner(turn);
         }
         self.quota.remove_wait(waiter.uid);
         self.timers.set(&mut waiter.armed, Moment::NEVER, LockTimer::Waiter(id));
@@ -101,44 +101,26 @@ impl LockTable {
     /// Adds a waiter at the end of the queue of a name in use.
     pub(in crate::core) fn enqueue(&mut self, name: &LockName, id: WaiterId) {
         let Some(state) = self.locks.get_mut(name) else { return };
-        state.queue.push_back(id);
         if let Some(waiter) = self.waiters.get_mut(&id) {
             self.turns += 1;
             waiter.turn = Some(self.turns);
-            state.joiners.update(id, waiter);
+            state.queue.push(id, waiter);
         }
     }
 
     pub(in crate::core) fn is_queued(&self, name: &LockName, id: WaiterId) -> bool {
-        self.locks.get(name).is_some_and(|state| state.queue.contains(&id))
+        self.locks.get(name).is_some_and(|state| state.queue.iter().any(|queued| queued == id))
     }
 
     pub(in crate::core) fn dequeue(&mut self, name: &LockName, id: WaiterId) {
-        let Some(state) = self.locks.get_mut(name) else { return };
-        // Usually it is in front, or the queue is in order of numbers, so that it is found quickly: many may leave at
-        // once.
-        let at = state.queue.front().filter(|front| **front == id).map(|_| 0);
-        let at = at.or_else(|| state.queue.binary_search(&id).ok());
-        let at = at.or_else(|| state.queue.iter().position(|queued| *queued == id));
-        let Some(at) = at else { return };
-        state.queue.remove(at);
-        if let Some(turn) = self.waiters.get_mut(&id).and_then(|waiter| waiter.turn.take()) {
-            state.joiners.remove(turn);
-        }
-        if state.joiners.take_barrier(id) {
-            // Readers behind it may join now. None is passed twice, as those before the barrier stay there.
-            let mut behind =
-                state.queue.range(at..).filter_map(|id| Some((*id, self.waiters.get(id)?)));
-            let next = behind.find(|(_, waiter)| waiter.kind != Kind::Read);
-            if let Some((id, waiter)) = next {
-                state.joiners.update(id, waiter);
-            }
+        if let Some(state) = self.locks.get_mut(name) {
+            state.queue.remove(id, &mut self.waiters);
         }
     }
 
     /// Returns whether a waiter is the front one of its name.
     pub(in crate::core) fn is_front(&self, name: &LockName, id: WaiterId) -> bool {
-        self.locks.get(name).is_some_and(|state| state.queue.front() == Some(&id))
+        self.locks.get(name).is_some_and(|state| state.queue.front() == Some(id))
     }
 
     /// Handles the end of a wait. Returns whether there is such a waiter.
@@ -177,7 +159,7 @@ impl LockTable {
             && waiter.kind == Kind::Read
             && let Some(state) = self.locks.get_mut(&waiter.name)
         {
-            state.joiners.update(id, waiter);
+            state.queue.update(id, waiter);
         }
     }
 
