@@ -2,10 +2,10 @@
 
 use rusqlite::Connection;
 
+use super::columns::{instant, stored};
 use super::patience::Patience;
-use super::reader::{Reader, instant};
+use super::reader::Reader;
 use super::search::{EventSearch, SOURCES, fields, scan};
-use super::writer::stored;
 use crate::clock::SteadyMillis;
 use crate::model::types::{EVENT_WORDS, EventFields};
 

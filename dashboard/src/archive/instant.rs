@@ -4,9 +4,9 @@ use rusqlite::{Connection, Row, params};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::columns::{instant, lock, stored};
 use super::patience::Patience;
-use super::reader::{Gap, Reader, gap_at, hold_from, instant, lock};
-use super::writer::stored;
+use super::reader::{Gap, Reader, gap_at, hold_from};
 use crate::clock::SteadyMillis;
 use crate::model::types::{EventFields, LockId, PastHoldView};
 

@@ -2,8 +2,7 @@
 
 use rusqlite::{Connection, Row, params};
 
-use super::reader::lock;
-use super::writer::stored;
+use super::columns::{lock, stored};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockView, Snapshot};
 

@@ -3,6 +3,7 @@
 //! Entries arrive through a queue that never makes the model wait; entries without room leave a gap, which is reported.
 //! Reading and writing use separate connections, on other threads than the server's.
 
+mod columns;
 mod density;
 mod instant;
 mod missed;

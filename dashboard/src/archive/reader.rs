@@ -5,18 +5,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redisson::LockName;
 use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::MAX_NAMES;
-use super::writer::stored;
-use crate::clock::{SteadyMillis, WallMillis};
+use super::columns::{holder, instant, lock, problem, since, stored};
+use crate::clock::SteadyMillis;
 use crate::model::RestoredLock;
 use crate::model::types::{
-    Acknowledgement, Certainty, Ending, HolderField, LockId, PastHold, PastHoldView, ProblemKind,
-    Since,
+    Acknowledgement, Certainty, Ending, LockId, PastHold, PastHoldView, ProblemKind,
 };
 
 /// The most holders at one instant, since a lock has at most that many readers.
@@ -335,30 +333,4 @@ pub(super) fn hold_from(row: &Row<'_>, first: usize) -> rusqlite::Result<PastHol
         to: row.get::<_, Option<i64>>(first + 3)?.map(instant),
         ended,
     })
-}
-
-pub(super) fn lock(row: &Row<'_>, from: usize) -> rusqlite::Result<Option<LockId>> {
-    let deployment: String = row.get(from)?;
-    let name: Vec<u8> = row.get(from + 2)?;
-    let db = row.get(from + 1)?;
-    Ok(LockName::new(name).ok().map(|name| LockId { deployment: deployment.into(), db, name }))
-}
-
-fn holder(row: &Row<'_>, column: usize) -> rusqlite::Result<HolderField> {
-    Ok(HolderField::parse(row.get(column)?))
-}
-
-/// Parses the beginning of a hold from this column and the next.
-fn since(row: &Row<'_>, first: usize) -> rusqlite::Result<Since> {
-    Ok(Since { at: instant(row.get(first)?), exact: row.get(first + 1)? })
-}
-
-/// Parses a problem, or returns `None` if this program does not know it.
-fn problem(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<ProblemKind>> {
-    let word: String = row.get(column)?;
-    Ok(ProblemKind::parse(&word))
-}
-
-pub(super) fn instant(millis: i64) -> SteadyMillis {
-    WallMillis(u64::try_from(millis).unwrap_or(0)).to_steady()
 }

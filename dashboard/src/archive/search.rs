@@ -8,9 +8,9 @@ use rusqlite::{CachedStatement, Connection, Row, Rows, ToSql};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::columns::{instant, stored};
 use super::patience::Patience;
-use super::reader::{Reader, instant};
-use super::writer::stored;
+use super::reader::Reader;
 use crate::clock::SteadyMillis;
 use crate::model::types::{EVENT_WORDS, EventFields, LockId};
 use crate::schema::words;

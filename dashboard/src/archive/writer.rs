@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use super::columns::stored;
 use super::missed::Unsure;
 use super::{MAX_AGE_MS, MAX_BYTES, MAX_NAMES};
 use crate::clock::{self, SteadyMillis};
@@ -434,11 +435,6 @@ fn insert_action(
 
 fn key(lock: &LockId) -> (&str, u32, &[u8]) {
     (&lock.deployment, lock.db, lock.name.as_bytes())
-}
-
-/// Returns the instant by the wall clock, so that the next run, whose steady clock differs, can read it.
-pub(super) fn stored(at: SteadyMillis) -> i64 {
-    i64::try_from(at.to_wall().0).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

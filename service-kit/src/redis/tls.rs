@@ -13,10 +13,9 @@ use rustls::{
     ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme,
     WantsVerifier,
 };
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-
-use super::dial::ByteStream;
 
 /// Makes ring the process's cryptography provider, unless one is installed. Programs call this first: libraries that use
 /// TLS by themselves panic without one.
@@ -28,7 +27,7 @@ pub fn install_crypto_provider() {
 
 /// Performs the TLS handshake on `stream`. The server's certificate must be valid for the host; or for the name, if there
 /// is one and the host is an IP address.
-pub(crate) async fn handshake<S: ByteStream>(
+pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     (host, name): (&str, Option<&str>),
     ca_file: Option<&Path>,
