@@ -33,7 +33,7 @@ fn recorded() -> BTreeMap<String, Vec<Event>> {
 fn all_server_versions_decode_alike() {
     let all = recorded();
     let masters: Vec<_> = all.iter().filter(|(name, _)| name.ends_with("-master")).collect();
-    for server in ["6.2", "7.0", "7.4", "valkey-8.0"] {
+    for server in ["6.2", "7.0", "7.4", "8.0", "valkey-8.0", "valkey-9.1"] {
         assert!(masters.iter().any(|(name, _)| name.starts_with(server)), "{server}: {masters:?}");
     }
     for (name, events) in masters {
