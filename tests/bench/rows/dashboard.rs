@@ -48,6 +48,14 @@ pub(super) async fn make_locks(redis: &mut Client, count: u64) -> Result<()> {
     Ok(())
 }
 
+/// Sets the leases of that many locks to half a minute, starting at a number.
+const RENEW: &str =
+    "for i = 1, tonumber(ARGV[2]) do redis.call('pexpire', 'bench:' .. (ARGV[1] + i), 30000) end";
+/// The interval at which a watchdog renews each lock.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
+/// The number of locks that are renewed together.
+const RENEWED_TOGETHER: u64 = 10;
+
 /// The interval at which we check whether a dashboard knows all locks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -234,6 +242,55 @@ pub(super) async fn source_cost(stage: Stage) -> Result<Vec<Round>> {
         rounds.push(round);
     }
     Ok(rounds)
+}
+
+/// Measures the CPU time of Redis while all locks are renewed, without a dashboard and with one.
+pub(super) async fn renewed_locks(stage: Stage) -> Result<Vec<Round>> {
+    let mut redis = RedisServer::start().await?;
+    let server = redis.process().pid();
+    let mut watchdog = Watchdog { redis: redis.client().await?, server, renewed: 0 };
+    make_locks(&mut watchdog.redis, FEW).await?;
+    let time = stage.options.time.max(RENEWAL_INTERVAL);
+    let mut rounds = Vec::new();
+    for _ in 0..stage.options.rounds {
+        let alone = watchdog.run(time).await?;
+        let dashboard = Dashboard::start(&redis.url(), &["--monitor", "off"]).await?;
+        known(&dashboard, FEW).await;
+        // It has seen each lock renewed after this.
+        watchdog.run(RENEWAL_INTERVAL * 2).await?;
+        let read = watchdog.run(time).await?;
+        let mut round = Round::default();
+        round.figure("nobody reads", "ms of Redis' core a second", alone);
+        round.figure("a dashboard reads", "ms of Redis' core a second", read);
+        let more = (read - alone) / 10.0;
+        round.target("renewed: <= 2 % of a core", "% of a core", more, Bound::AtMost(2.0));
+        rounds.push(round);
+    }
+    Ok(rounds)
+}
+
+/// A client that renews all locks in turn, at a steady pace.
+struct Watchdog {
+    redis: Client,
+    server: u32,
+    renewed: u64,
+}
+
+impl Watchdog {
+    /// Renews for that time. Returns the milliseconds of the server's core that are used each second.
+    async fn run(&mut self, time: Duration) -> Result<f64> {
+        let mut beat = interval(RENEWAL_INTERVAL.mul_f64(float(RENEWED_TOGETHER) / float(FEW)));
+        beat.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let (cpu, began) = (cpu_micros(self.server)?, Instant::now());
+        while began.elapsed() < time {
+            beat.tick().await;
+            let (from, count) = (self.renewed % FEW, RENEWED_TOGETHER);
+            let arguments = ["EVAL", RENEW, "0", &from.to_string(), &count.to_string()];
+            self.redis.call_args(&arguments).await?.ok()?;
+            self.renewed += count;
+        }
+        Ok((cpu_micros(self.server)? - cpu) / 1e3 / began.elapsed().as_secs_f64())
+    }
 }
 
 /// Acquires and releases locks at a steady pace. Returns the milliseconds of the server's core that this uses each

@@ -68,6 +68,8 @@ pub(crate) enum Name {
     FirstScan,
     /// The cost of each dashboard source for Redis
     SourceCost,
+    /// The cost of a dashboard for Redis with 10,000 locks that are renewed every ten seconds
+    RenewedLocks,
     /// An agent's costs by the number of holds, waiters, names and sessions
     GrowthAgent,
     /// The costs of Redis by the number of idle agents, up to a thousand, and of dashboards
@@ -117,6 +119,7 @@ impl Name {
             Self::KnownLocks => dashboard::known_locks(stage).await,
             Self::FirstScan => dashboard::first_scan(stage).await,
             Self::SourceCost => dashboard::source_cost(stage).await,
+            Self::RenewedLocks => dashboard::renewed_locks(stage).await,
             Self::GrowthAgent => growth::agent(stage).await,
             Self::GrowthFleet => growth::fleet(stage).await,
             Self::GrowthDashboard => growth::dashboard(stage).await,
