@@ -22,6 +22,7 @@ pub(super) fn hurried(rules: &str) -> String {
                 .replace("[5m]", "[15s]")
                 .replace("[10m]", "[15s]")
                 .replace("offset 5m", "offset 15s")
+                .replace("offset 1m", "offset 3s")
                 .replace("< 300", "< 15"),
         };
         out.push_str(
@@ -187,6 +188,28 @@ async fn missing_replicas_alert() -> Result<()> {
         let firing = watched.firing().await?;
         ensure!(firing.contains("LockscopeReplicasMissing"), "firing: {firing:?}");
         ensure!(firing.len() == 1, "it is no other alert's business: {firing:?}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_that_refuses_scripts_alerts() -> Result<()> {
+    let watched = Watched::start().await?;
+    let mut worker = watched.agent.client().await?;
+    let mut direct = watched.redis.client().await?;
+    direct.call("CONFIG SET maxmemory 1").await?.ok()?;
+    worker.send("LOCK orders:1").await?;
+    let labels = watched.fires("LockscopeRedisRefuses").await;
+    assert_eq!((&labels["error"], &labels["severity"]), (&"OOM".into(), &"critical".into()));
+    let firing = watched.firing().await?;
+    assert!(!firing.contains("LockscopeAgentRedisDown"), "it replies: {firing:?}");
+    direct.call("CONFIG SET maxmemory 0").await?.ok()?;
+    worker.reply().await?.ok()?;
+    eventually("it is over", async || {
+        let firing = watched.firing().await?;
+        ensure!(!firing.contains("LockscopeRedisRefuses"), "{firing:?}");
         Ok(())
     })
     .await;

@@ -39,8 +39,10 @@ fn accelerated(rules: &str, by: u32) -> Result<String> {
         {
             line = format!("{before}for: {}", shorter(duration)?);
         }
-        for window in ["5m", "10m"] {
+        for window in ["1m", "5m", "10m"] {
             line = line.replace(&format!("[{window}]"), &format!("[{}]", shorter(window)?));
+            line =
+                line.replace(&format!("offset {window}"), &format!("offset {}", shorter(window)?));
         }
         for (of, seconds) in [("wait_seconds:p99_5m", 30), (")", 300)] {
             let quicker = format!("{of} > {}", f64::from(seconds) / f64::from(by));
@@ -229,12 +231,21 @@ fn accelerated_rules_differ_in_times_only() -> Result<()> {
     let faster = accelerated(&rules, FASTER)?;
     let slow = |line: &str| {
         let ends = line.trim().strip_prefix("for: ").is_some_and(|time| !time.ends_with("ms"));
-        ends || ["[5m]", "[10m]", "p99_5m > 30", ") > 300"].iter().any(|time| line.contains(time))
+        let times = ["[5m]", "[10m]", "offset 1m", "offset 5m", "p99_5m > 30", ") > 300"];
+        ends || times.iter().any(|time| line.contains(time))
     };
     assert!(rules.lines().filter(|line| slow(line)).count() > 25, "it knows the rules no more");
     let left: Vec<_> = faster.lines().filter(|line| slow(line)).collect();
     assert!(left.is_empty(), "{left:?}");
-    for time in ["[15000ms]", "[30000ms]", "for: 750ms", "for: 15000ms", "p99_5m > 1.5", ") > 15"] {
+    for time in [
+        "[15000ms]",
+        "[30000ms]",
+        "offset 3000ms",
+        "for: 750ms",
+        "for: 15000ms",
+        "p99_5m > 1.5",
+        ") > 15",
+    ] {
         assert!(faster.contains(time), "{time} is not in\n{faster}");
     }
     assert_eq!(rules.lines().count(), faster.lines().count());
