@@ -36,7 +36,8 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const INTERVAL_PER_ROW: Duration = Duration::from_micros(100);
 /// The longest interval, well within [`TTL`].
 const MAX_INTERVAL: Duration = Duration::from_secs(20);
-const REFUSED_INTERVAL: Duration = Duration::from_secs(30);
+/// The pause after a refusal, after which entries survive several more.
+const REFUSED_INTERVAL: Duration = Duration::from_secs(10);
 /// The time for which Redis keeps an entry that is not renewed.
 const TTL: Duration = Duration::from_secs(60);
 /// The time for which Redis keeps the trace of an agent, longer than any deadline in a fair queue.
@@ -448,5 +449,10 @@ mod tests {
         assert_eq!(interval(100_000), Duration::from_secs(10));
         assert_eq!(interval(usize::MAX), MAX_INTERVAL);
         assert!(MAX_INTERVAL * 2 < TTL);
+    }
+
+    #[test]
+    fn entries_survive_three_refusals_in_a_row() {
+        assert!(MAX_INTERVAL + REFUSED_INTERVAL * 3 < TTL);
     }
 }
