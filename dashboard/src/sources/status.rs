@@ -158,7 +158,7 @@ impl SourceStatus {
             state: now.state,
             detail: now.detail.clone(),
             remedy: now.remedy,
-            last_success: now.last_success,
+            last_success: now.last_success.filter(|_| now.state != SourceState::Off),
             lag_ms: now.lag.map(millis),
         }
     }
@@ -585,6 +585,16 @@ mod tests {
             assert_eq!(said(secs), (SourceState::Behind, detail));
         }
         assert_eq!(said(0), (SourceState::On, String::new()));
+    }
+
+    #[test]
+    fn a_source_that_is_off_has_no_last_success() {
+        let status = SourceStatus::new("main".into(), "a:1".to_owned(), Source::Keyspace);
+        status.set(SourceState::On, "");
+        status.succeeded();
+        assert!(status.view().last_success.is_some());
+        status.set(SourceState::Off, "");
+        assert_eq!(status.view().last_success, None);
     }
 
     #[test]

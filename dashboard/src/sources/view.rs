@@ -54,7 +54,7 @@ pub struct SourceView {
     pub detail: String,
     /// The step that turns it on; none while it is on, or where nothing can be done.
     pub remedy: Option<&'static str>,
-    /// The last success.
+    /// The last success; none while the source is off.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub last_success: Option<SteadyMillis>,
     /// The delay in milliseconds.

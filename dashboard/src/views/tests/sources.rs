@@ -31,3 +31,12 @@ fn sources_of_each_database_are_listed_under_their_server() {
     let elsewhere = SourceView { deployment: "other".into(), ..on("scan", "127.0.0.1:6379/0") };
     assert!(!page(vec![elsewhere]).contains("<th scope=\"row\">"), "no server of its own");
 }
+
+#[test]
+fn a_source_that_is_off_shows_no_success_and_promises_none() {
+    let off = SourceView { last_success: None, ..source("monitor", 0, SourceState::Off, "") };
+    let chrome = Chrome { sources: vec![off], servers: vec![server()], ..chrome("/sources") };
+    let html =
+        sources_page(&SourcesPage { chrome, limits: Vec::new(), notices: [].into() }).unwrap();
+    assert!(html.contains("<td data-label=\"Last success\">–</td>"), "{html}");
+}
