@@ -342,9 +342,9 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ),
         ProblemKind::Orphan if !case.holders.is_empty() => "Nobody holds it, but writers are refused until its TTL ends or a new reader releases it. If that is too late, release it by force.".to_owned(),
         ProblemKind::Orphan if case.orphaned_readers > 0 => "The lock was deleted while readers held it, by force or by hand. Their markers, keys named after the lock in braces with `rwlock_timeout` in them, take up memory; delete those without a TTL, which never expire.".to_owned(),
+        ProblemKind::Orphan if longest(case).is_none() => "Its waiters are gone, and no client has requested the lock since. The leftovers only take up memory: the next client that requests the lock removes them after their deadlines, `lockctl unlock --force --holder none` on the host of an agent at once.".to_owned(),
         ProblemKind::Orphan if case.dead_head.is_some_and(|head| head.gone) => "The first in its queue is dead and delays the others until its deadline, which may be far away. `lockctl unlock --force --holder none` on the host of an agent removes it and wakes the next one.".to_owned(),
-        ProblemKind::Orphan if longest(case).is_some() => "The first in its queue is dead: its deadline has passed. The next client that requests the lock removes it; until then those behind it wait. `lockctl unlock --force --holder none` on the host of an agent removes it and wakes the next one.".to_owned(),
-        ProblemKind::Orphan => "Its waiters are gone, and no client has requested the lock since. The leftovers take up memory. The next client that requests the lock removes them; a queue key without a TTL remains until then.".to_owned(),
+        ProblemKind::Orphan => "The first in its queue is dead: its deadline has passed. The next client that requests the lock removes it; until then those behind it wait. `lockctl unlock --force --holder none` on the host of an agent removes it and wakes the next one.".to_owned(),
         ProblemKind::Malformed if case.malformed == Some(APART) => format!(
             "In a cluster clients fail on such a name, or are not woken by a release: balance the braces of the name, or remove them. {found}"
         ),

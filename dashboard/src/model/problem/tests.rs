@@ -319,6 +319,9 @@ fn leftovers_are_an_orphan_after_a_minute() {
         explain(case, *it).advice
     };
     assert!(orphan(&free(99)).starts_with("Its waiters are gone"));
+    let dead = Waiter { gone: true, ..waiter(20) };
+    let advice = orphan(&Case { waiters: &[dead], dead_head: Some(dead), ..free(99) });
+    assert!(!advice.contains("delays the others") && advice.contains("lockctl"), "{advice}");
     let behind = [waiter(20)];
     let advice = orphan(&Case { waiters: &behind, ..free(99) });
     assert!(!advice.contains("waiters are gone") && advice.contains("those behind it"), "{advice}");
