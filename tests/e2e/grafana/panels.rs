@@ -114,9 +114,9 @@ type Shown<'a> = (&'a str, &'a str, Option<(&'a str, f64)>);
 
 /// Verifies what panels show after a minute with these series.
 fn verify(series: &[(&str, f64)], results: &[Shown<'_>]) -> Result<()> {
-    let mut test = "tests:\n  - interval: 15s\n    input_series:\n".to_owned();
+    let mut test = "tests:\n  - interval: 5s\n    input_series:\n".to_owned();
     for (series, value) in series {
-        test.push_str(&format!("      - {{series: '{series}', values: '{value}x8'}}\n"));
+        test.push_str(&format!("      - {{series: '{series}', values: '{value}x12'}}\n"));
     }
     test.push_str("    promql_expr_test:\n");
     for (name, title, result) in results {
@@ -132,9 +132,61 @@ fn verify(series: &[(&str, f64)], results: &[Shown<'_>]) -> Result<()> {
             "      - {{expr: '{query}', eval_time: 1m, exp_samples: [{sample}]}}\n"
         ));
     }
+    run(&test)
+}
+
+/// Runs a unit test of queries.
+fn run(test: &str) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     std::fs::write(scratch.path().join("panels.yml"), test)?;
     promtool(scratch.path(), &["test", "rules", "panels.yml"])
+}
+
+#[test]
+fn losses_are_marked_even_if_prometheus_scrapes_once_a_minute() -> Result<()> {
+    let mut test = "tests:\n  - interval: 1m\n    input_series:\n".to_owned();
+    for reason in ["missing", "forced"] {
+        let labels = format!("job=\"j\",instance=\"a\",lock_group=\"g\",reason=\"{reason}\"");
+        let series = format!("lockscope_agent_locks_lost_total{{{labels}}}");
+        test.push_str(&format!("      - {{series: '{series}', values: '0 0 1 1'}}\n"));
+    }
+    test.push_str("    promql_expr_test:\n");
+    for name in BOARDS {
+        let board = board(name)?;
+        let annotations = board["annotations"]["list"].as_array().context("annotations")?;
+        ensure!(annotations.len() == 2, "{name}: {annotations:?}");
+        for annotation in annotations {
+            let query = filled(annotation["expr"].as_str().context("a query")?);
+            test.push_str(&format!(
+                "      - {{expr: 'count({query})', eval_time: 2m30s, exp_samples: [{{value: 1}}]}}\n"
+            ));
+        }
+    }
+    run(&test)
+}
+
+#[test]
+fn two_dashboards_of_one_redis_are_not_added_up() -> Result<()> {
+    let state = |instance: &str| {
+        format!(
+            "lockscope_dashboard_source_state{{instance=\"{instance}\",deployment=\"main\",node=\"r:6379\",\
+             source=\"scan\",state=\"on\"}}"
+        )
+    };
+    let (one, two) = (state("d"), state("e"));
+    let of_event = "instance=\"d\",source=\"poll\",event=\"renewed\"";
+    let events = format!("lockscope_dashboard_events_total{{{of_event}}}");
+    verify(
+        &[(&one, 1.0), (&two, 1.0), (&events, 7.0)],
+        &[
+            (
+                "overview",
+                "Dashboards: state of the sources",
+                Some(("{source=\"scan\",state=\"on\"}", 1.0)),
+            ),
+            ("overview", "Observed events", Some((&format!("{{{of_event}}}"), 0.0))),
+        ],
+    )
 }
 
 #[test]
