@@ -97,12 +97,8 @@ const FIELDS: [(&str, &str); 9] = [
 /// # Errors
 /// Fails if it does not answer.
 pub(crate) async fn status(agent: &mut Agent, as_json: bool) -> Result<Status, Failure> {
-    let info = agent.call(&redis::cmd("INFO")).await?;
-    let info = match &info {
-        Value::VerbatimString { text, .. } => text.clone(),
-        other => text(other).unwrap_or_default(),
-    };
-    let value = |key: &str| info.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    let info = info(agent).await?;
+    let value = |key: &str| field(&info, key);
     let fields: Vec<(&str, &str)> =
         FIELDS.iter().filter_map(|(key, name)| Some((*name, value(key)?))).collect();
     let refused = value("redis_refusal").is_some_and(|error| !error.is_empty());
@@ -129,4 +125,26 @@ pub(crate) async fn status(agent: &mut Agent, as_json: bool) -> Result<Status, F
         fields.iter().filter(|(_, text)| !text.is_empty()).map(line).collect()
     };
     Ok(Status { healthy, lines })
+}
+
+/// Returns the error with which Redis refuses the scripts of all locks, if it does.
+///
+/// # Errors
+/// Fails if the agent does not answer.
+pub(crate) async fn refusal(agent: &mut Agent) -> Result<Option<String>, Failure> {
+    let info = info(agent).await?;
+    let error = field(&info, "redis_refusal").filter(|error| !error.is_empty());
+    Ok(error.map(|error| printable(error.as_bytes())))
+}
+
+async fn info(agent: &mut Agent) -> Result<String, Failure> {
+    let info = agent.call(&redis::cmd("INFO")).await?;
+    Ok(match info {
+        Value::VerbatimString { text, .. } => text,
+        other => text(&other).unwrap_or_default(),
+    })
+}
+
+fn field<'a>(info: &'a str, key: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
 }

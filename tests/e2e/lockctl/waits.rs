@@ -23,6 +23,17 @@ async fn a_waiter_sees_the_holder_and_may_wait_for_hours() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_waiter_is_shown_why_redis_refuses_a_free_lock() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    desk.bench.direct.call("CONFIG SET maxmemory 1").await?.ok()?;
+    let mut run = desk.exec("a", "exit 3")?;
+    run.says("Redis refuses locks: OOM ").await;
+    desk.bench.direct.call("CONFIG SET maxmemory 0").await?.ok()?;
+    assert_eq!(run.end().await?.0, 3);
+    Ok(())
+}
+
 /// Returns the seconds until the only wait for `a` times out, from the registry; `None` if it has no limit.
 async fn left(desk: &mut Desk) -> Option<i64> {
     let direct = &mut desk.bench.direct;

@@ -14,6 +14,7 @@ use crate::exit::Exit;
 use crate::holders;
 use crate::output::notice;
 use crate::reply::{Fields as _, printable};
+use crate::show;
 
 /// The wait after which the holders are reported.
 const QUIET_WAIT: Duration = Duration::from_secs(1);
@@ -210,9 +211,12 @@ fn lock_command(args: &ExecArgs, wait: Option<Duration>, traceparent: Option<&st
     command
 }
 
-/// Reports the holders of the locks, one per line, as far as the agent knows them.
+/// Reports whether Redis refuses all locks, and the holders, one per line, as far as the agent knows them.
 async fn report_holders(socket: &Path, args: &ExecArgs) {
     let Ok(mut agent) = Agent::connect(socket).await else { return };
+    if let Ok(Some(error)) = show::refusal(&mut agent).await {
+        notice(&format!("Redis refuses locks: {error}"));
+    }
     for name in args.names() {
         match holders::describe(&mut agent, name).await {
             Ok(Some(text)) => notice(&format!("{} {text}", printable(name))),
