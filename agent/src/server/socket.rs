@@ -112,7 +112,7 @@ impl Socket {
     /// Fails for the same reasons as [`Self::open`].
     pub async fn bind(settings: &SocketSettings) -> anyhow::Result<Self> {
         let path = &settings.path;
-        let context = || format!("cannot listen at {}", path.display());
+        let context = || format!("cannot listen at {} (--socket)", path.display());
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             bail!("{} is not a valid socket path", path.display());
         };
