@@ -387,8 +387,8 @@ fn is_error_of_redis(text: &str) -> bool {
     code.len() > 3 && code.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-/// Returns whether an error of Redis is about the server rather than about one lock. The alert LockscopeRedisRefuses names
-/// the same codes.
+/// Returns whether an error of Redis is about the server rather than about one lock. The alert
+/// `LockscopeRedisRefuses` names the same codes.
 fn concerns_all_locks(error: &str) -> bool {
     const CODES: [&str; 9] = [
         "BUSY",
