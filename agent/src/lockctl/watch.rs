@@ -127,7 +127,8 @@ fn snapshot(rows: &[Value]) -> Snapshot {
         let (lock, state) = (cell("lock"), cell("state"));
         let line =
             format!("{lock} {} pid={pid} user={uid} session={session} who={who}", cell("kind"));
-        let mut key = format!("{state} {} {lock} {session}", cell("holder"));
+        let holder = cell("holder");
+        let mut key = if holder.is_empty() { format!("waiting {lock} {session}") } else { holder };
         // Several waits of one session have the same key.
         while snapshot.contains_key(&key) {
             key.push('+');
@@ -138,9 +139,11 @@ fn snapshot(rows: &[Value]) -> Snapshot {
 }
 
 fn changes(previous: &Snapshot, current: &Snapshot, as_json: bool) -> Vec<String> {
-    let missing_from = |other: &Snapshot, key: &String| !other.contains_key(key);
-    let removed = previous.iter().filter(|(key, _)| missing_from(current, key));
-    let added = current.iter().filter(|(key, _)| missing_from(previous, key));
+    let removed = previous.iter().filter(|(key, _)| !current.contains_key(*key));
+    // A hold keeps its key when the lock delay begins.
+    let changed = current
+        .iter()
+        .filter(|(key, entry)| previous.get(*key).is_none_or(|before| before.state != entry.state));
     let time = std::time::UNIX_EPOCH + Duration::from_millis(wall_millis());
     let time = humantime::format_rfc3339_millis(time).to_string();
     let format = |event: &str, entry: &Entry| {
@@ -153,8 +156,8 @@ fn changes(previous: &Snapshot, current: &Snapshot, as_json: bool) -> Vec<String
     let removed = removed.map(|(_, entry)| {
         format(if entry.state == "waiting" { "waited" } else { "released" }, entry)
     });
-    let added = added.map(|(_, entry)| format(&entry.state, entry));
-    removed.chain(added).collect()
+    let changed = changed.map(|(_, entry)| format(&entry.state, entry));
+    removed.chain(changed).collect()
 }
 
 #[cfg(test)]
@@ -211,6 +214,12 @@ mod tests {
                 "waited a lock pid=8 user=0 session=s-8 who=worker",
                 "held a lock pid=8 user=0 session=s-8 who=worker"
             ]
+        );
+        let delayed = snapshot(&[row("a", "delayed", "u:2", 8), row("a", "waiting", "", 8)]);
+        assert_eq!(
+            printed(&two, &delayed),
+            ["delayed a lock pid=8 user=0 session=s-8 who=worker"],
+            "the lock delay has begun, and the lock is not released"
         );
         let json: serde_json::Value = serde_json::from_str(&changes(&one, &two, true)[0]).unwrap();
         assert_eq!(json["event"], "released");
