@@ -1,7 +1,11 @@
 //! Signals reach every process that a command has started.
 
-use anyhow::Result;
-use rustix::process::Signal;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::time::sleep;
 
 use super::{Desk, is_there, until_gone};
 
@@ -66,6 +70,24 @@ async fn every_forwardable_signal_reaches_the_command() -> Result<()> {
     std::fs::write(desk.path("stop"), "")?;
     let (code, said) = run.end().await?;
     assert_eq!(code, 3, "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn ctrl_c_while_lockctl_starts_has_its_status() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    for delay in (0..40_000).step_by(200).map(Duration::from_micros) {
+        let mut command = desk.command(&["exec", "a", "--", "sleep", "60"])?;
+        command.process_group(0);
+        let mut run = desk.spawn(command)?;
+        sleep(delay).await;
+        let group = Pid::from_raw(run.0.pid().try_into()?).context("pid 0")?;
+        kill_process_group(group, Signal::INT)?;
+        let ended = run.0.end().await;
+        let by_signal = ended.code() == Some(130) || ended.signal() == Some(Signal::INT.as_raw());
+        ensure!(by_signal, "{ended} after {delay:?}: {}", run.0.log());
+    }
+    desk.bench.until_free("a").await;
     Ok(())
 }
 

@@ -44,7 +44,13 @@ async fn serve(args: &ExecArgs) -> io::Result<Exit> {
     let (ours, theirs) = UnixStream::pair()?;
     let mut guard = start_guard(theirs)?;
     let group = own_group().map_or(0, |group| group.as_raw_nonzero().get());
-    let control = FrontControl::open(ours, group, io::stdin().as_fd())?;
+    let control = match FrontControl::open(ours, group, io::stdin().as_fd()) {
+        // A signal to this process group, such as Ctrl-C, has ended the guard before it left the group.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            return guard.wait().await?.signal().map(Exit::signal).ok_or(error);
+        }
+        control => control?,
+    };
     let mut front = Front { control, terminal: Terminal::open(), group: None };
     loop {
         tokio::select! {
