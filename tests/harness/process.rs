@@ -214,6 +214,17 @@ impl Drop for Process {
     }
 }
 
+/// Returns the resident memory of a process in bytes.
+///
+/// # Errors
+/// Returns an error if it has ended.
+pub fn memory(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmRSS")?;
+    Ok(kib.trim().parse::<u64>()? << 10)
+}
+
 /// Finds a program on the `PATH`.
 #[must_use]
 pub fn on_path(program: &str) -> Option<PathBuf> {

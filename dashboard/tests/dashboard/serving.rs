@@ -210,7 +210,8 @@ impl Dashboard {
         path: &str,
         headers: &[(&str, &str)],
     ) -> Events {
-        let head = head("GET", path, self.address, headers);
+        // Without chunks, each line is whole.
+        let head = head("GET", path, self.address, headers).replace("HTTP/1.1", "HTTP/1.0");
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut reader = BufReader::new(stream);
         let mut status = String::new();
@@ -328,7 +329,7 @@ impl Events {
             if read.expect("an event").unwrap_or(0) == 0 {
                 return None;
             }
-            // There are chunk sizes and headers between the lines, but none of them look like these.
+            // None of the headers before the first event look like these lines.
             if let Some(name) = line.strip_prefix("event: ") {
                 event.event = name.trim_end().to_owned();
             } else if let Some(id) = line.strip_prefix("id: ") {

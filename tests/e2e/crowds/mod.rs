@@ -10,6 +10,7 @@ mod waiters;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::client::encode;
+use harness::process::memory;
 use harness::{Agent, Client, RedisServer, Reply, eventually, redis};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Mutex, MutexGuard};
@@ -73,10 +74,7 @@ impl Crowd {
 
     /// Returns the agent's memory in bytes.
     fn memory(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.agent.pid()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmRSS")?;
-        Ok(kib.trim().parse::<u64>()? << 10)
+        memory(self.agent.pid())
     }
 }
 

@@ -1,11 +1,12 @@
 //! The streams: JSON for programs, patches for pages.
 
-use anyhow::{Context as _, Result};
-use harness::Foreign;
+use anyhow::{Context as _, Result, ensure};
 use harness::http::EventStream;
+use harness::process::memory;
+use harness::{Foreign, eventually};
 use serde_json::Value;
 
-use super::Bench;
+use super::{Bench, take};
 
 /// Reads events until one fits.
 async fn until(
@@ -45,6 +46,45 @@ async fn a_program_gets_everything_then_what_changes() -> Result<()> {
             || data["removed"].to_string().contains("later")
     })
     .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn programs_that_read_nothing_share_the_changes_that_they_have_not_read() -> Result<()> {
+    const LOCKS: usize = 300;
+    const DEAF: u64 = 400;
+    /// More than the buffers between the dashboard and a client can hold.
+    const MUCH: usize = 12 << 20;
+    let mut bench = Bench::with(&["--monitor", "off"]).await?;
+    let names: Vec<String> = (0..LOCKS).map(|i| format!("{i}:{}", "x".repeat(400))).collect();
+    for name in &names {
+        take(&mut bench.direct, name).await?;
+    }
+    eventually("all locks in the list", async || {
+        let list = bench.dashboard.json("/api/v1/locks?limit=1").await?;
+        ensure!(list["total"] == LOCKS, "{list}");
+        Ok(())
+    })
+    .await;
+    let (port, pid) = (bench.dashboard.port(), bench.dashboard.process().pid());
+    let mut quick = EventStream::open(port, "/api/v1/stream").await?;
+    let mut deaf = Vec::new();
+    for _ in 0..DEAF {
+        deaf.push(EventStream::open(port, "/api/v1/stream").await?);
+    }
+    let (before, mut sent) = (memory(pid)?, 0);
+    while sent < MUCH {
+        for name in &names {
+            bench
+                .direct
+                .call(&format!("PUBLISH redisson_lock__channel:{{{name}}} 0"))
+                .await?
+                .ok()?;
+        }
+        sent += quick.next().await?.data.len();
+    }
+    let each = memory(pid)?.saturating_sub(before) / DEAF;
+    ensure!(each < 200 << 10, "{each} bytes for each stream that nobody reads");
     Ok(())
 }
 

@@ -5,14 +5,15 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::HeaderMap;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt as _, stream};
 use serde::Serialize;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::time::timeout;
 
 use super::UNBUFFERED;
 use crate::clock::SteadyMillis;
@@ -21,10 +22,13 @@ use crate::http::error::ApiError;
 use crate::http::streams::StreamPermit;
 use crate::model::types::{Delta, LockView, Snapshot, Walk};
 
-/// The number of locks in one event of a snapshot, except that the small parts of a snapshot are not divided.
-const CHUNK: usize = 500;
+/// The number of locks in one event of a snapshot. A client that reads nothing keeps such an event in memory.
+const CHUNK: usize = 16;
 /// The interval of the heartbeats on a quiet stream.
 const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// The bytes of an event, in parts that streams may share.
+type Event = Vec<Bytes>;
 
 #[derive(Serialize)]
 struct SnapshotJson<'a> {
@@ -58,23 +62,26 @@ pub(in crate::http) async fn stream(
     let permit = app.streams.open()?;
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
     let events = events(Changes::new(app, last, permit));
-    let alive = KeepAlive::new().interval(HEARTBEAT);
-    Ok((UNBUFFERED, Sse::new(events).keep_alive(alive)).into_response())
+    let kind = [(header::CONTENT_TYPE, "text/event-stream")];
+    Ok((UNBUFFERED, kind, Body::from_stream(events)).into_response())
 }
 
-fn events(changes: Changes) -> impl Stream<Item = Result<Event, Infallible>> {
-    futures_util::stream::unfold(changes, |mut changes| async move {
+fn events(changes: Changes) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    let events = stream::unfold(changes, |mut changes| async move {
         let stop = changes.app.stop.clone();
-        let event = stop.run_until_cancelled(changes.next()).await??;
-        Some((Ok(event), changes))
-    })
+        let event = stop.run_until_cancelled(timeout(HEARTBEAT, changes.next())).await?;
+        let event = event.unwrap_or_else(|_| Some(vec![Bytes::from_static(b":\n\n")]))?;
+        Some((event, changes))
+    });
+    events.flat_map(|event| stream::iter(event.into_iter().map(Ok)))
 }
 
 /// A snapshot, and how much of it has been sent.
 struct Unsent {
     snapshot: Arc<Snapshot>,
     walk: Walk,
-    /// The number of locks that the walk has passed.
+    /// The locks that the walk has passed and that have not been sent yet.
+    locks: VecDeque<Arc<LockView>>,
     sent: usize,
 }
 
@@ -126,13 +133,14 @@ impl Changes {
         self.resync = resync;
         self.replay.clear();
         let snapshot = self.app.hub.snapshot();
-        self.unsent = Some(Unsent { snapshot, walk: Walk::default(), sent: 0 });
+        let (walk, locks) = (Walk::default(), VecDeque::new());
+        self.unsent = Some(Unsent { snapshot, walk, locks, sent: 0 });
     }
 
     async fn next(&mut self) -> Option<Event> {
         loop {
             if std::mem::take(&mut self.resync) {
-                return Some(Event::default().event("resync").data("{}"));
+                return Some(vec![Bytes::from_static(b"event: resync\ndata: {}\n\n")]);
             }
             if let Some(unsent) = self.unsent.take() {
                 return Some(self.part(unsent));
@@ -150,33 +158,42 @@ impl Changes {
             };
             if delta.seq > self.seq {
                 self.seq = delta.seq;
-                return Some(self.identified("delta").data(delta.json()));
+                let json = Bytes::from_owner(Arc::<[u8]>::from(delta.json()));
+                return Some(self.event("delta", true, json));
             }
         }
     }
 
     /// Returns the next part of a snapshot.
     fn part(&mut self, mut unsent: Unsent) -> Event {
-        let snapshot = &unsent.snapshot;
-        // A walk goes on from the beginning after the last lock, so it must not be asked for more than are left.
-        let most = CHUNK.min(snapshot.len() - unsent.sent);
-        let locks = snapshot.visit(&mut unsent.walk, most).flatten();
-        let locks: Vec<&LockView> = locks.map(|lock| &**lock).collect();
-        unsent.sent += locks.len();
-        let (seq, more) = (snapshot.seq, unsent.sent < snapshot.len());
+        let Unsent { snapshot, walk, locks, sent } = &mut unsent;
+        if locks.len() < CHUNK {
+            // A walk goes on from the beginning after the last lock, so it must not be asked for more than are left.
+            let most = CHUNK.min(snapshot.len() - *sent - locks.len());
+            locks.extend(snapshot.visit(walk, most).flatten().cloned());
+        }
+        let chunk: Vec<Arc<LockView>> = locks.drain(..CHUNK.min(locks.len())).collect();
+        *sent += chunk.len();
+        let locks: Vec<&LockView> = chunk.iter().map(|lock| &**lock).collect();
+        let (seq, more) = (snapshot.seq, *sent < snapshot.len());
         let json = SnapshotJson { seq, at: snapshot.at, locks: &locks, more };
         // Serializing strings and numbers cannot fail.
-        let json = serde_json::to_string(&json).unwrap_or_default();
+        let json = serde_json::to_vec(&json).unwrap_or_default().into();
         if more {
             self.unsent = Some(unsent);
-            return Event::default().event("snapshot").data(json);
+        } else {
+            self.seq = seq;
         }
-        self.seq = seq;
-        self.identified("snapshot").data(json)
+        self.event("snapshot", !more, json)
     }
 
-    /// Returns an event after which a stream can be resumed.
-    fn identified(&self, event: &str) -> Event {
-        Event::default().event(event).id(format!("{}-{}", self.app.epoch, self.seq))
+    /// Returns an event. A stream can be resumed after one that is `identified`.
+    fn event(&self, name: &str, identified: bool, json: Bytes) -> Event {
+        let id = match identified {
+            true => format!("id: {}-{}\n", self.app.epoch, self.seq),
+            false => String::new(),
+        };
+        let head = format!("event: {name}\n{id}data: ");
+        vec![head.into(), json, Bytes::from_static(b"\n\n")]
     }
 }
