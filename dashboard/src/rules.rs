@@ -1,12 +1,11 @@
 //! `lockscope-dashboard rules`: the recording rules and alerts for Prometheus, with the links of one installation.
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use axum::http::Uri;
 use clap::{Parser, ValueEnum};
-use service_kit::settings::EXIT_USAGE;
+use service_kit::settings::{EXIT_USAGE, print_result};
 
 const AGENT: &str = include_str!("../../grafana/prometheus/lockscope-agent.rules.yml");
 const DASHBOARD: &str = include_str!("../../grafana/prometheus/lockscope-dashboard.rules.yml");
@@ -56,10 +55,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if failed { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    match io::stdout().write_all(rendered(&options).as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+    print_result(&rendered(&options))
 }
 
 /// Returns one file of rules.

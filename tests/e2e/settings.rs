@@ -1,7 +1,8 @@
 //! Checks of settings.md against the flags of the programs, and of error messages for mistakes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Output;
+use std::fs::OpenOptions;
+use std::process::{Output, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Dashboard, RedisServer, process, programs};
@@ -270,6 +271,35 @@ fn a_check_reads_the_variables_of_traces_as_the_start_does() -> Result<()> {
             let output = checked(program, variables)?;
             ensure!(output.status.success(), "{program} {variables:?}: {output:?}");
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure_and_a_full_disk_is_reported() -> Result<()> {
+    for (program, words) in [
+        ("lockscope-agent", "--print-config"),
+        ("lockscope-agent", "--check-config"),
+        ("lockscope-dashboard", "--print-config"),
+        ("lockscope-dashboard", "rules"),
+    ] {
+        let command = || Ok::<_, anyhow::Error>(process::command(&programs::path(program)?));
+        let (reader, writer) = std::io::pipe()?;
+        drop(reader);
+        let output = command()?.arg(words).stdout(writer).stderr(Stdio::piped()).spawn()?;
+        let output = output.wait_with_output()?;
+        ensure!(
+            output.status.success() && output.stderr.is_empty(),
+            "{program} {words}: {output:?}"
+        );
+        let full = || OpenOptions::new().write(true).open("/dev/full");
+        let output = command()?.arg(words).stdout(full()?).stderr(Stdio::piped()).spawn()?;
+        let output = output.wait_with_output()?;
+        let said = String::from_utf8(output.stderr)?;
+        ensure!(output.status.code() == Some(1), "{program} {words}: {}: {said}", output.status);
+        ensure!(said.contains("cannot write to standard output: No space left"), "{said}");
+        let status = command()?.arg("--nonsense").stderr(full()?).status()?;
+        ensure!(status.code() == Some(64), "{program}: {status}");
     }
     Ok(())
 }

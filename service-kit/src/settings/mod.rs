@@ -19,6 +19,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -296,15 +297,13 @@ impl Stop {
     /// Prints results to stdout and mistakes to stderr, and returns the exit status: 0 for results
     /// such as `--help`, [`EXIT_USAGE`] for mistakes.
     #[must_use]
-    #[expect(clippy::print_stdout, clippy::print_stderr, reason = "this is a program's last word")]
     pub fn report(&self) -> ExitCode {
         if self.failed {
-            eprint!("{}", self.text);
-            ExitCode::from(EXIT_USAGE)
-        } else {
-            print!("{}", self.text);
-            ExitCode::SUCCESS
+            // Standard error may be closed.
+            io::stderr().write_all(self.text.as_bytes()).unwrap_or_default();
+            return ExitCode::from(EXIT_USAGE);
         }
+        print_result(&self.text)
     }
 
     /// Returns the text that [`report`](Self::report) prints.
@@ -336,6 +335,21 @@ impl Stop {
             text = text.replace(value, &mask_credentials(value));
         }
         Self { text: mask_url_passwords(&text), failed }
+    }
+}
+
+/// Prints a program's result to stdout, and returns the exit status: 1 if it cannot be written, but 0 if its reader has
+/// closed the pipe, as `head` does.
+#[must_use]
+pub fn print_result(text: &str) -> ExitCode {
+    let mut stdout = io::stdout();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let why = format!("error: cannot write to standard output: {error}\n");
+            io::stderr().write_all(why.as_bytes()).unwrap_or_default();
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
     }
 }
 
