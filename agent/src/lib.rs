@@ -101,7 +101,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     tokio::spawn(systemd::report_status(channels.status.subscribe(), stage.token()));
     let loading = state::load(config.state_dir.clone(), &channels.status);
     let Some(state) = shutdown.token().run_until_cancelled(loading).await else {
-        systemd::notify(&[NotifyState::Stopping]);
+        systemd::notify(&NotifyState::Stopping);
         stage.finish(FLUSH_TIMEOUT).await;
         tracing::info!("stopped before the state folder answered");
         return Ok(());
@@ -147,12 +147,12 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         version = env!("CARGO_PKG_VERSION"), agent = %identity.client, socket = %socket, http = %http_address,
         redis = %config.target, "serving locks"
     );
-    systemd::notify(&[NotifyState::Ready]);
+    tokio::spawn(systemd::report_ready());
     let accepting =
         accept::accept(&mut socket, shared, files.sessions, sessions.clone(), shutdown.token());
     until_closed(accepting, core.done()).await?;
 
-    systemd::notify(&[NotifyState::Stopping]);
+    systemd::notify(&NotifyState::Stopping);
     drop(socket);
     core.drain();
     if tokio::time::timeout(config.drain_timeout + CORE_STOP_TIMEOUT, core.done()).await.is_err() {

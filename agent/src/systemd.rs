@@ -1,5 +1,8 @@
-//! Notifications to systemd: readiness and a status line. Without a service manager they do nothing.
+//! Notifications to systemd: readiness and a status line. Without a service manager they do nothing, and one that hangs delays
+//! no lock.
 
+use std::io;
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
@@ -8,14 +11,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::types::Status;
 
+/// The pause before a notification for which there was no room is sent again, and the least time between two status lines.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Reports changes of the agent's status, at most once a second, until `stop` is cancelled.
 pub(crate) async fn report_status(mut status: watch::Receiver<Status>, stop: CancellationToken) {
     let report = async {
         loop {
             let text = describe(&status.borrow_and_update());
-            notify(&[NotifyState::Status(&text)]);
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            if status.changed().await.is_err() {
+            let sent = notify(&NotifyState::Status(&text));
+            tokio::time::sleep(PAUSE).await;
+            if sent && status.changed().await.is_err() {
                 return;
             }
         }
@@ -33,8 +39,25 @@ fn describe(status: &Status) -> String {
     format!("{draining}{redis}, {} {holds}, {} waiting", status.holds, status.waiters)
 }
 
-pub(crate) fn notify(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::debug!(%error, "could not notify the service manager");
+/// Reports that the agent serves workers.
+pub(crate) async fn report_ready() {
+    while !notify(&NotifyState::Ready) {
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Sends a notification. Returns false if the service manager has no room for it now.
+pub(crate) fn notify(state: &NotifyState<'_>) -> bool {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return true };
+    let sent = UnixDatagram::unbound().and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        socket.send_to(format!("{state}\n").as_bytes(), path)
+    });
+    match sent {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::debug!(%error, "could not notify the service manager");
+            error.kind() != io::ErrorKind::WouldBlock
+        }
     }
 }

@@ -15,5 +15,6 @@ pub mod redis;
 pub mod settings;
 pub mod shutdown;
 pub mod signing;
+pub mod stderr;
 pub mod telemetry;
 pub mod trace;

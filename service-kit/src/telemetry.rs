@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tracing::Metadata;
@@ -11,6 +12,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{Layer, fmt};
 
+use crate::stderr::Stderr;
 use crate::trace::{self, Exporting, Program};
 
 /// The limit for sending the last spans at the program's end.
@@ -86,10 +88,11 @@ pub fn init(
     version: &'static str,
 ) -> Result<Telemetry, InitError> {
     let filter = parse_filter(&log.filter).map_err(InitError::Filter)?;
+    let stderr = Mutex::new(Stderr::default());
     let lines = if log.format.is_text() {
-        fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).boxed()
+        fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(stderr).boxed()
     } else {
-        fmt::layer().json().flatten_event(true).with_writer(io::stderr).boxed()
+        fmt::layer().json().flatten_event(true).with_writer(stderr).boxed()
     };
     let is_trace = |metadata: &Metadata<'_>| metadata.target() == trace::TARGET;
     let lines = lines.with_filter(filter.and(filter_fn(move |metadata| !is_trace(metadata))));

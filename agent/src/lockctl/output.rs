@@ -5,22 +5,12 @@ use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::tcgetwinsize;
-
-/// The number of bytes for which a pipe has room when it is ready for writing, in Linux.
-const PIPE_BUF: usize = 4096;
+use service_kit::stderr::Stderr;
 
 /// Writes a message to standard error, ignoring failures. What standard error cannot take at once is dropped: a command whose
 /// lock is lost must end, even if nobody reads messages.
 pub(crate) fn notice(text: &str) {
-    let line = format!("lockctl: {text}\n");
-    let mut stderr = io::stderr();
-    for part in line.as_bytes().chunks(PIPE_BUF) {
-        let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
-        if !poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
-            return;
-        }
-        stderr.write_all(part).unwrap_or_default();
-    }
+    Stderr::default().write_all(format!("lockctl: {text}\n").as_bytes()).unwrap_or_default();
 }
 
 /// Writes lines to standard output.

@@ -5,6 +5,8 @@ use std::time::Duration;
 use redisson::Moment;
 use sd_notify::NotifyState;
 
+use crate::systemd;
+
 /// Reports to the service manager in time that the loop runs.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
@@ -24,9 +26,8 @@ impl Heartbeat {
         let Some(every) = self.every else { return Moment::NEVER };
         if self.next <= now {
             self.next = now + every;
-            if let Err(error) = sd_notify::notify(&[NotifyState::Watchdog]) {
-                tracing::debug!(%error, "the service manager has got no sign of life");
-            }
+            // One that is not taken at once is followed by another in time.
+            systemd::notify(&NotifyState::Watchdog);
         }
         self.next
     }

@@ -1,8 +1,12 @@
 //! Processes that freeze or die: workers, agents, Redis.
 
-use anyhow::{Result, ensure};
+use std::os::unix::net::UnixDatagram;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
 use harness::proxy::{Flow, Place, Way};
-use harness::{Agent, Client, Proxy, Reply, Worker, eventually};
+use harness::redis::random_port;
+use harness::{Agent, Client, PATIENCE, Proxy, RedisServer, Reply, Worker, agent, eventually};
 
 use super::{COMMANDS, SHORT, assert_error, assert_held_by, holder, lock, lost, ready, stage};
 
@@ -187,5 +191,48 @@ async fn every_hold_ends_in_time_if_redis_freezes() -> Result<()> {
         assert_eq!(worker.call(&format!("UNLOCK n:{i}")).await?, Reply::Int(0));
     }
     assert_eq!(harness::redis::locks(&mut bench.direct).await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_service_manager_that_hangs_delays_no_lock() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&path)?;
+    let other = UnixDatagram::unbound()?;
+    other.set_nonblocking(true)?;
+    // Its queue has no room for what the agent sends.
+    while other.send_to(b"STATUS=busy", &path).is_ok() {}
+    let redis = RedisServer::start().await?;
+    let path = path.to_str().context("the path is UTF-8")?;
+    let environment = [("NOTIFY_SOCKET", path), ("WATCHDOG_USEC", "200000")];
+    let agent = Agent::in_environment(&redis, &[], &environment).await?;
+    lock(&mut agent.client().await?, "LOCK a").await?;
+    manager.set_read_timeout(Some(PATIENCE))?;
+    let mut text = [0; 256];
+    loop {
+        let length = manager.recv(&mut text)?;
+        if text[..length] == *b"READY=1\n" {
+            return Ok(());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_log_that_nobody_reads_delays_no_lock() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let folder = tempfile::tempdir()?;
+    let (_unread, log) = std::io::pipe()?;
+    let mut command = agent::command(folder.path(), &redis.url(), random_port(), &[])?;
+    let mut process = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()?;
+    let socket = folder.path().join("agent.sock");
+    let mut worker = eventually("the agent to listen", async || Client::unix(&socket).await).await;
+    // Each forced release is logged: together they are more than a pipe holds.
+    for _ in 0..400 {
+        lock(&mut worker, "LOCK a").await?;
+        assert_eq!(worker.call("FORCE a").await?, Reply::Int(1));
+    }
+    process.kill()?;
+    process.wait()?;
     Ok(())
 }
