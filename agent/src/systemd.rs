@@ -1,8 +1,11 @@
 //! Notifications to systemd: readiness and a status line. Without a service manager they do nothing, and one that hangs delays
 //! no lock.
 
+use std::ffi::OsStr;
 use std::io;
-use std::os::unix::net::UnixDatagram;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 use sd_notify::NotifyState;
@@ -51,7 +54,7 @@ pub(crate) fn notify(state: &NotifyState<'_>) -> bool {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return true };
     let sent = UnixDatagram::unbound().and_then(|socket| {
         socket.set_nonblocking(true)?;
-        socket.send_to(format!("{state}\n").as_bytes(), path)
+        socket.send_to_addr(format!("{state}\n").as_bytes(), &address(&path)?)
     });
     match sent {
         Ok(_) => true,
@@ -59,5 +62,26 @@ pub(crate) fn notify(state: &NotifyState<'_>) -> bool {
             tracing::debug!(%error, "could not notify the service manager");
             error.kind() != io::ErrorKind::WouldBlock
         }
+    }
+}
+
+/// Returns the address of a socket in the file system or, after an `@`, of an abstract one.
+fn address(path: &OsStr) -> io::Result<SocketAddr> {
+    match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_of_the_service_manager_may_be_abstract() {
+        let abstract_one = address(OsStr::new("@lockscope/notify")).unwrap();
+        assert_eq!(abstract_one.as_abstract_name(), Some(&b"lockscope/notify"[..]));
+        let file = address(OsStr::new("/run/systemd/notify")).unwrap();
+        assert_eq!(file.as_pathname().and_then(|path| path.to_str()), Some("/run/systemd/notify"));
     }
 }
