@@ -147,7 +147,8 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         version = env!("CARGO_PKG_VERSION"), agent = %identity.client, socket = %socket, http = %http_address,
         redis = %config.target, "serving locks"
     );
-    tokio::spawn(systemd::report_ready());
+    let stopping = shutdown.token();
+    tokio::spawn(async move { stopping.run_until_cancelled(systemd::report_ready()).await });
     let accepting =
         accept::accept(&mut socket, shared, files.sessions, sessions.clone(), shutdown.token());
     until_closed(accepting, core.done()).await?;

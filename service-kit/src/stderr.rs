@@ -15,6 +15,14 @@ pub struct Stderr {
     cut: bool,
 }
 
+impl Stderr {
+    /// Creates a writer, also in a constant.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { cut: false }
+    }
+}
+
 impl Write for Stderr {
     /// Writes one or several whole lines.
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {

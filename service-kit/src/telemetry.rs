@@ -88,7 +88,7 @@ pub fn init(
     version: &'static str,
 ) -> Result<Telemetry, InitError> {
     let filter = parse_filter(&log.filter).map_err(InitError::Filter)?;
-    let stderr = Mutex::new(Stderr::default());
+    let stderr = Mutex::new(Stderr::new());
     let lines = if log.format.is_text() {
         fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(stderr).boxed()
     } else {

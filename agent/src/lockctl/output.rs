@@ -2,15 +2,19 @@
 
 use std::io::{self, Write as _};
 use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::tcgetwinsize;
 use service_kit::stderr::Stderr;
 
+static STDERR: Mutex<Stderr> = Mutex::new(Stderr::new());
+
 /// Writes a message to standard error, ignoring failures. What standard error cannot take at once is dropped: a command whose
 /// lock is lost must end, even if nobody reads messages.
 pub(crate) fn notice(text: &str) {
-    Stderr::default().write_all(format!("lockctl: {text}\n").as_bytes()).unwrap_or_default();
+    let mut stderr = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
+    stderr.write_all(format!("lockctl: {text}\n").as_bytes()).unwrap_or_default();
 }
 
 /// Writes lines to standard output.

@@ -3,10 +3,11 @@
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use harness::proxy::{Flow, Place, Way};
 use harness::redis::random_port;
 use harness::{Agent, Client, PATIENCE, Proxy, RedisServer, Reply, Worker, agent, eventually};
+use tokio::time::Instant;
 
 use super::{COMMANDS, SHORT, assert_error, assert_held_by, holder, lock, lost, ready, stage};
 
@@ -210,12 +211,14 @@ async fn a_service_manager_that_hangs_delays_no_lock() -> Result<()> {
     lock(&mut agent.client().await?, "LOCK a").await?;
     manager.set_read_timeout(Some(PATIENCE))?;
     let mut text = [0; 256];
-    loop {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
         let length = manager.recv(&mut text)?;
         if text[..length] == *b"READY=1\n" {
             return Ok(());
         }
     }
+    bail!("READY was not repeated within {PATIENCE:?}")
 }
 
 #[tokio::test]

@@ -388,7 +388,7 @@ fn is_error_of_redis(text: &str) -> bool {
 }
 
 /// Returns whether an error of Redis is about the server rather than about one lock. The alert
-/// `LockscopeRedisRefuses` names the same codes.
+/// `LockscopeRedisRefuses` names these codes, and `NOPERM` in general.
 fn concerns_all_locks(error: &str) -> bool {
     const CODES: [&str; 9] = [
         "BUSY",

@@ -68,9 +68,13 @@ async fn serve(args: &ExecArgs) -> io::Result<Exit> {
         // Returns the terminal to the shell's job.
         let _taken: bool = terminal.take_back(group);
     }
-    match status.code() {
-        Some(code) => Ok(Exit(u8::try_from(code).unwrap_or(u8::MAX))),
-        None => Ok(kill_descendants(&tree, front.group, status, args).await),
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Ok(Exit(u8::try_from(code).unwrap_or(u8::MAX))),
+        // A guard that has left the group catches this signal.
+        (None, Some(number)) if front.group.is_none() && signals::terminates(number) => {
+            Ok(Exit::signal(number))
+        }
+        _ => Ok(kill_descendants(&tree, front.group, status, args).await),
     }
 }
 
