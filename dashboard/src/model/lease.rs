@@ -223,6 +223,12 @@ impl LeaseWatch {
         self.regular >= 2
     }
 
+    /// Returns whether the hold is renewed, and no rise contradicts that.
+    #[must_use]
+    pub fn is_punctual(&self) -> bool {
+        self.renewed() && !self.is_off_pace()
+    }
+
     /// Returns whether the lease was set again sooner or later than a watchdog does, and more than once. The first
     /// renewal may come early if one timer serves all locks of a client.
     #[must_use]

@@ -40,7 +40,9 @@ impl Record {
                 (None, _) if !self.confirmed && self.has_problems() => Duration::from_secs(60),
                 (None, _) => LEAK_GAP,
                 (Some(ttl), Some(lease)) if self.lease.rose() => {
-                    let usual = (lease / 6).clamp(Duration::from_millis(250), AT_LEAST);
+                    // Close enough to see each renewal, and until a watchdog is recognized, closer.
+                    let interval = if self.lease.is_punctual() { lease / 4 } else { lease / 6 };
+                    let usual = interval.clamp(Duration::from_millis(250), AT_LEAST);
                     usual.min(self.until_overdue(lease, ttl)).min(near_end(ttl))
                 }
                 (Some(ttl), _) => near_end(ttl).min(AT_LEAST),

@@ -38,6 +38,26 @@ fn acquisition_renewal_and_release_are_observed() {
 }
 
 #[test]
+fn a_lock_with_a_watchdog_is_read_less_often_but_before_the_second_renewal() {
+    // The renewals of a watchdog, and acquisitions by one thread that no message shows.
+    for (period, longest) in [(10_000, 7_500), (4_800, 5_000), (8_000, 5_000)] {
+        let mut model = model();
+        let (mut ms, mut reads) = (1_000, Vec::new());
+        while ms < 120_000 {
+            let ttl = period - ms % period + 30_000 - period;
+            read(&mut model, "a", ms, held(1, 1, Some(ttl)));
+            reads.push(ms);
+            let due = model.scopes[0].locks.get(&name("a")).unwrap().record.next_read();
+            ms = due.as_micros().div_ceil(1_000);
+        }
+        let late = reads.windows(2).map(|pair| pair[1] - pair[0]).skip(reads.len() / 2);
+        let gaps: Vec<u64> = late.collect();
+        let most = gaps.iter().max().unwrap();
+        assert!(longest - 1_000 < *most && *most <= longest + 1, "{period}: {reads:?}");
+    }
+}
+
+#[test]
 fn an_acquisition_that_monitor_shows_is_an_event_of_that_instant() {
     let mut model = model();
     read(&mut model, "a", 1_000, absent());

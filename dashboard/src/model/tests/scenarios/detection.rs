@@ -185,7 +185,8 @@ fn cases() -> Vec<Case> {
                 scenario.advance_to(56_500);
             },
             fault: NOTHING,
-            expected: |_| always(0..=200),
+            // The lease is known from the time to live just after a renewal, up to half a second too short.
+            expected: |_| always(0..=300),
             observed_for: 10_000,
             repair: |scenario| scenario.set_ttl("a", Some(LEASE)),
             clears_within: 1_300,
@@ -260,11 +261,11 @@ fn cases() -> Vec<Case> {
             },
             fault: NOTHING,
             expected: |sources| {
-                Some((if sources.channels { CERTAIN } else { SUSPECTED }, 0..=6_000))
+                Some((if sources.channels { CERTAIN } else { SUSPECTED }, 0..=8_000))
             },
             observed_for: 20_000,
             repair: |scenario| assert!(scenario.release("a", one(), true)),
-            clears_within: 5_300,
+            clears_within: 8_000,
             side_effect: None,
         },
         Case {
@@ -299,7 +300,7 @@ fn cases() -> Vec<Case> {
             },
             observed_for: 20_000,
             repair: |scenario| assert!(scenario.release("a", one(), true)),
-            clears_within: 5_300,
+            clears_within: 8_000,
             side_effect: None,
         },
         Case {
@@ -427,6 +428,6 @@ fn a_hold_far_beyond_its_typical_duration_is_stuck() {
             (ProblemKind::Stuck, Some(CERTAIN)),
             "{sources:?}"
         );
-        assert!((60_000..=66_000).contains(&(change.ms - begun)), "{sources:?}: {change:?}");
+        assert!((60_000..=68_000).contains(&(change.ms - begun)), "{sources:?}: {change:?}");
     }
 }
