@@ -355,13 +355,48 @@ fn follow(text: &str) -> Result<Duration, String> {
     if fits { Ok(duration) } else { Err("expected 1s to 1h".to_owned()) }
 }
 
-/// Parses the command line.
+/// Parses the command line of the program, in which `exec -- -x -- COMMAND` names a lock that begins with a dash.
 ///
 /// # Errors
 /// Fails with the mistake, or with the help or version that was requested.
-pub(crate) fn parse<T: Parser>() -> Result<T, clap::Error> {
-    let matches = without_empty_variables(T::command()).try_get_matches()?;
+pub(crate) fn parse_cli(args: &[OsString]) -> Result<Cli, clap::Error> {
+    let parsed = parse(args);
+    if !parsed.as_ref().is_err_and(lacks_locks) {
+        return parsed;
+    }
+    let mut dashes = args.iter().enumerate().filter(|(_, arg)| *arg == "--").map(|(at, _)| at);
+    let (Some(first), Some(second)) = (dashes.next(), dashes.next()) else { return parsed };
+    let names = &args[first + 1..second];
+    if !names.first().is_some_and(|name| name.as_bytes().starts_with(b"-")) {
+        // More likely a forgotten lock, and the second `--` belongs to the command.
+        return parsed;
+    }
+    let mut with_placeholder = args.to_vec();
+    with_placeholder.splice(first..second, ["LOCK".into()]);
+    let mut cli: Cli = parse(&with_placeholder)?;
+    if let Verb::Exec(exec) = &mut cli.verb {
+        exec.locks = names.to_vec();
+    }
+    Ok(cli)
+}
+
+/// Parses a command line.
+///
+/// # Errors
+/// Fails with the mistake, or with the help or version that was requested.
+pub(crate) fn parse<T: Parser>(args: &[OsString]) -> Result<T, clap::Error> {
+    let matches = without_empty_variables(T::command()).try_get_matches_from(args)?;
     T::from_arg_matches(&matches)
+}
+
+/// Returns whether the names of the locks of `exec` are missing.
+fn lacks_locks(error: &clap::Error) -> bool {
+    let missing = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::Strings(missing)) => &missing[..],
+        _ => &[],
+    };
+    error.kind() == ErrorKind::MissingRequiredArgument
+        && missing.iter().any(|arg| arg == "<LOCK>...")
 }
 
 /// Treats environment variables without a value as unset, as the client libraries do.
@@ -384,10 +419,14 @@ fn suggest_dashes(error: &mut clap::Error, mut args: impl Iterator<Item = OsStri
         return;
     }
     error.remove(ContextKind::Suggested);
-    if !args.any(|arg| arg == "--") {
-        let tip = "write `--` before the command: lockctl exec LOCK -- COMMAND";
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
-    }
+    let tip = if !args.any(|arg| arg == "--") {
+        "write `--` before the command: lockctl exec LOCK -- COMMAND"
+    } else if error.kind() == ErrorKind::UnknownArgument {
+        "write `--` also before a lock that begins with a dash: lockctl exec -- LOCK -- COMMAND"
+    } else {
+        return;
+    };
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
 }
 
 /// Prints help, version or the usage error, and returns the exit status.
@@ -424,7 +463,7 @@ mod tests {
 
     fn exec(args: &str) -> Result<ExecArgs, String> {
         let words = ["lockctl", "exec"].into_iter().chain(args.split_whitespace());
-        match Cli::try_parse_from(words) {
+        match parse_cli(&words.map(OsString::from).collect::<Vec<_>>()) {
             Ok(Cli { verb: Verb::Exec(args), .. }) => Ok(args),
             Ok(other) => Err(format!("{other:?}")),
             Err(error) => Err(error.to_string()),
@@ -472,6 +511,38 @@ mod tests {
             assert_eq!(text.contains("lockctl exec LOCK -- COMMAND"), suggested, "{text}");
             assert!(!text.contains("as a value"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_name_that_begins_with_a_dash_follows_dashes() {
+        for (args, names, command) in [
+            ("-- -x -- ls -- -la", &["-x"][..], &["ls", "--", "-la"][..]),
+            ("--try -- --help b -- true", &["--help", "b"], &["true"]),
+            ("a -- -x -- true", &["a"], &["-x", "--", "true"]),
+        ] {
+            let exec = exec(args).unwrap();
+            assert_eq!(exec.locks, names, "{args}");
+            assert_eq!(exec.command, command, "{args}");
+        }
+        // A lock may have been forgotten here.
+        for bad in ["-- git checkout -- file", "-- -- -- true", "-- -x", "-- -x --"] {
+            assert!(exec(bad).is_err(), "{bad}");
+        }
+        for verb in ["ls", "show", "watch", "tail", "unlock --force", "kick"] {
+            for name in ["-x", "--", "--help"] {
+                let line = format!("lockctl {verb} -- {name}");
+                let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+                let parsed = parse_cli(&words).unwrap();
+                assert!(format!("{parsed:?}").contains(&format!("\"{name}\"")), "{parsed:?}");
+            }
+            let line = format!("lockctl {verb} -x");
+            let error = Cli::try_parse_from(line.split(' ')).unwrap_err().to_string();
+            assert!(error.contains("'-- -x'"), "{error}");
+        }
+        let line = "lockctl exec -x -- true";
+        let mut error = Cli::try_parse_from(line.split(' ')).unwrap_err();
+        suggest_dashes(&mut error, line.split(' ').map(OsString::from));
+        assert!(error.to_string().contains("lockctl exec -- LOCK -- COMMAND"), "{error}");
     }
 
     #[test]

@@ -21,31 +21,25 @@ mod tail;
 mod verbs;
 mod watch;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use cli::{Cli, Verb};
+use cli::Verb;
 use exit::Exit;
 
 fn main() -> ExitCode {
-    let program = std::env::args_os().next().unwrap_or_default();
-    match program.to_str() {
-        Some(exec::LAUNCH) => with_args(|launch| exec::launch::run(&launch)),
-        Some(exec::GUARD) => with_args(|cli: Cli| match &cli.verb {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let program = args.first().and_then(|program| program.to_str());
+    let exit = match program {
+        Some(exec::LAUNCH) => cli::parse(&args).map(|launch| exec::launch::run(&launch)),
+        Some(exec::GUARD) => cli::parse_cli(&args).map(|cli| match &cli.verb {
             Verb::Exec(args) => exec::guard::run(&cli.socket(), args),
             _ => Exit(Exit::USAGE),
         }),
-        _ => with_args(|cli: Cli| match &cli.verb {
+        _ => cli::parse_cli(&args).map(|cli| match &cli.verb {
             Verb::Exec(args) => exec::front::run(args),
             verb => verbs::run(&cli.socket(), verb),
         }),
-    }
-}
-
-fn with_args<T: Parser>(run: impl FnOnce(T) -> Exit) -> ExitCode {
-    match cli::parse::<T>() {
-        Ok(parsed) => run(parsed).into(),
-        Err(error) => cli::report_error(error).into(),
-    }
+    };
+    exit.unwrap_or_else(cli::report_error).into()
 }
