@@ -241,10 +241,17 @@ fn start(
         (archived, archive_sender, archive_writer) = (Some(reader), Some(sender), Some(writer));
     }
     let (task, model, hub, batches) = actor::new(model, &scopes);
-    if let Some(writer) = archive_writer {
-        shutdown.spawn("history", writer.run(Arc::clone(&hub)));
-    }
     let sources = sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown);
+    let help = "Failed writes of the history, and losses of entries.";
+    let failures = registrar(registry).counter("history_errors_total", help)?;
+    if let Some(writer) = archive_writer {
+        let sources = Arc::clone(&sources);
+        let report = move |trouble: Option<String>| {
+            failures.inc_by(trouble.is_some().into());
+            sources.set_history_trouble(trouble);
+        };
+        shutdown.spawn("history", writer.run(Arc::clone(&hub), report));
+    }
     let listener: ModelMetrics =
         exporter::register(registry, &hub, &sources, config.lock_names_in_metrics)?
             .with_archive(archive_sender.clone());

@@ -5,6 +5,8 @@
 
 mod columns;
 mod density;
+mod folder;
+mod insert;
 mod instant;
 mod missed;
 mod patience;
@@ -17,8 +19,8 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::fs::{OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +34,8 @@ use tokio::time::Instant;
 
 use crate::clock::SteadyMillis;
 use crate::model::types::ArchiveEntry;
+
+use folder::Folder;
 
 pub use density::{BUCKETS, Density};
 pub use instant::{HeldLock, HeldThen, ProblemThen};
@@ -85,19 +89,7 @@ pub struct Archive {
 /// # Errors
 /// Fails if the folder or the file cannot be used, or another dashboard uses it.
 pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
-    let named = || folder.display();
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)
-        .with_context(|| format!("cannot create the history folder {}", named()))?;
-    let lock = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(PRIVATE)
-        .open(folder.join("lock"))
-        .with_context(|| format!("cannot write to the history folder {}", named()))?;
+    let lock = folder::create(folder)?;
     let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
     lock_folder(folder, || rustix::fs::flock(&lock, exclusive)).await?;
     let path = folder.join(FILE);
@@ -106,7 +98,7 @@ pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
         Ok(connection) => connection,
         Err(error) => set_aside(&path, &error, now)?,
     };
-    connect(connection, &path, lock, now)
+    connect(connection, Folder::new(folder, lock)?, now)
 }
 
 /// Locks the folder. Retries for a while, since another dashboard may be shutting down.
@@ -177,29 +169,17 @@ fn set_aside(
     let aside = path.with_extension(format!("db.broken-{}", now.0));
     tracing::error!(%error, aside = %aside.display(), "history unreadable; renamed it and started a new one");
     std::fs::rename(path, &aside).with_context(|| format!("cannot rename {}", path.display()))?;
-    for tail in ["-wal", "-shm"] {
-        match std::fs::remove_file(with_tail(path, tail)) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => {
-                return Err(error).context("cannot remove the files of the old history");
-            }
-        }
-    }
+    folder::remove_logs(path).context("cannot remove the files of the old history")?;
     make_private(path);
     schema::open(path).with_context(|| format!("cannot create a history in {}", path.display()))
 }
 
-fn connect(
-    connection: Connection,
-    path: &Path,
-    lock: File,
-    now: SteadyMillis,
-) -> anyhow::Result<Archive> {
+fn connect(connection: Connection, folder: Folder, now: SteadyMillis) -> anyhow::Result<Archive> {
     let (queue, entries) = mpsc::channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
-    let reader = Reader::open(path).context("cannot read the history")?;
-    let writer = Writer::new(connection, entries, Arc::clone(&lost), lock, now)
-        .context("cannot write to the history")?;
+    let reader = Reader::open(&folder.file()).context("cannot read the history")?;
+    let writer =
+        Writer::new((connection, folder), reader.clone(), (entries, Arc::clone(&lost)), now)
+            .context("cannot write to the history")?;
     Ok(Archive { sender: ArchiveSender { queue, lost }, writer, reader })
 }

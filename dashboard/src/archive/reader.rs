@@ -62,12 +62,19 @@ pub struct Gap {
 
 impl Reader {
     pub(super) fn open(path: &Path) -> rusqlite::Result<Self> {
-        let open = || -> rusqlite::Result<Arc<Mutex<Connection>>> {
-            let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-            connection.busy_timeout(Duration::from_secs(1))?;
-            Ok(Arc::new(Mutex::new(connection)))
-        };
-        Ok(Self { connection: open()?, searches: open()? })
+        let (connection, searches) = (read_only(path)?, read_only(path)?);
+        Ok(Self {
+            connection: Arc::new(Mutex::new(connection)),
+            searches: Arc::new(Mutex::new(searches)),
+        })
+    }
+
+    /// Reads another file from now on, and so do all clones.
+    pub(super) fn change_to(&self, path: &Path) -> rusqlite::Result<()> {
+        let (connection, searches) = (read_only(path)?, read_only(path)?);
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
+        *self.searches.lock().unwrap_or_else(PoisonError::into_inner) = searches;
+        Ok(())
     }
 
     async fn query<T: Send + 'static>(
@@ -188,6 +195,12 @@ impl Reader {
         restore_acknowledgements(&connection, limit, &mut restored)?;
         Ok(restored)
     }
+}
+
+fn read_only(path: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    connection.busy_timeout(Duration::from_secs(1))?;
+    Ok(connection)
 }
 
 fn restore_past_holds(

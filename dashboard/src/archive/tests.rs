@@ -1,3 +1,5 @@
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::sync::atomic::Ordering;
 
 use redisson::{ClientId, HolderId, LockName};
@@ -41,7 +43,7 @@ async fn written(
     let Archive { sender, writer, reader } = open(folder, SteadyMillis(now)).await.unwrap();
     entries.into_iter().for_each(|entry| sender.send(entry));
     drop(sender);
-    writer.run(no_locks()).await;
+    writer.run(no_locks(), drop).await;
     reader
 }
 
@@ -384,7 +386,7 @@ async fn entries_without_room_leave_a_gap() {
     }
     assert_eq!(sender.lost.load(Ordering::Relaxed), 10);
     drop(sender);
-    writer.run(no_locks()).await;
+    writer.run(no_locks(), drop).await;
     let gaps = reader.gaps(SteadyMillis(5), SteadyMillis(u64::MAX >> 2)).await.unwrap();
     assert!(
         gaps.iter().any(|gap| gap.from == Some(SteadyMillis(5)) && gap.to.is_some()),
@@ -478,4 +480,97 @@ async fn only_the_owner_can_read_the_files_of_the_history() {
     let with_aside = modes(&folder).await;
     assert!(with_aside.iter().all(|(_, mode)| *mode == 0o600), "{with_aside:?}");
     assert_eq!(with_aside.len(), 5, "{with_aside:?}");
+}
+
+/// Returns the first report that fits.
+async fn reported(
+    reports: &mut mpsc::Receiver<Option<String>>,
+    fits: impl Fn(Option<&str>) -> bool,
+) -> Option<String> {
+    loop {
+        let report = reports.recv().await.unwrap();
+        if fits(report.as_deref()) {
+            return report;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_history_that_was_removed_is_created_again_with_all_its_rows() {
+    let outside = tempfile::tempdir().unwrap();
+    let folder = outside.path().join("history");
+    let Archive { sender, writer, reader } = open(&folder, SteadyMillis(100)).await.unwrap();
+    let (report, mut reports) = mpsc::channel(100);
+    let writing =
+        tokio::spawn(writer.run(no_locks(), move |trouble| drop(report.try_send(trouble))));
+    let file = folder.join(FILE);
+    let changes: [fn(&Path); 3] = [
+        |folder| std::fs::remove_dir_all(folder).unwrap(),
+        // Its log stays.
+        |folder| std::fs::remove_file(folder.join(FILE)).unwrap(),
+        |folder| std::fs::rename(folder, folder.with_extension("aside")).unwrap(),
+    ];
+    for (number, change) in (0_u32..).zip(changes) {
+        let at = u64::from(10 * number);
+        sender.send(ended(b"a", number.into(), at, at + 5));
+        reported(&mut reports, |trouble| trouble.is_none()).await;
+        change(&folder);
+        let mut rounds = 0..20;
+        while !file.exists() {
+            assert!(rounds.next().is_some(), "{number}: not created again");
+            reported(&mut reports, |trouble| trouble.is_none()).await;
+        }
+    }
+    sender.send(ended(b"a", 3, 30, 35));
+    reported(&mut reports, |trouble| trouble.is_none()).await;
+    let expected = [3, 2, 1, 0].map(|thread| id(thread).to_string());
+    let held = async |reader: &Reader| -> Vec<String> {
+        let holds = reader.holds(lock(b"a"), SteadyMillis(0), SteadyMillis(99)).await.unwrap();
+        holds.into_iter().map(|hold| hold.id).collect()
+    };
+    assert_eq!(held(&reader).await, expected, "the same reader");
+    let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, PRIVATE);
+
+    // Something that is in the way is reported until it is gone, and nothing is lost meanwhile.
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "").unwrap();
+    let why = reported(&mut reports, |trouble| trouble.is_some()).await.unwrap();
+    assert!(
+        why.contains("was removed") && why.contains("cannot create the history folder"),
+        "{why}"
+    );
+    sender.send(ended(b"a", 4, 40, 45));
+    reported(&mut reports, |trouble| trouble.is_some()).await;
+    reported(&mut reports, |trouble| trouble.is_some()).await;
+    std::fs::remove_file(&folder).unwrap();
+    reported(&mut reports, |trouble| trouble.is_none()).await;
+    drop(sender);
+    writing.await.unwrap();
+    assert_eq!(held(&reader).await.len(), 5);
+    let again = open(&folder, SteadyMillis(200)).await.unwrap();
+    assert_eq!(held(&again.reader).await.len(), 5, "after a restart");
+    let setting = |name| -> i64 {
+        let query = format!("PRAGMA {name}");
+        Connection::open(&file).unwrap().query_row(&query, [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!((setting("user_version"), setting("auto_vacuum")), (1, 2));
+}
+
+#[tokio::test]
+async fn a_folder_that_another_dashboard_has_taken_meanwhile_is_left_to_it() {
+    let outside = tempfile::tempdir().unwrap();
+    let folder = outside.path().join("history");
+    let Archive { sender, writer, reader: _ } = open(&folder, SteadyMillis(100)).await.unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let other = open(&folder, SteadyMillis(100)).await.unwrap();
+    let (report, mut reports) = mpsc::channel(100);
+    let writing =
+        tokio::spawn(writer.run(no_locks(), move |trouble| drop(report.try_send(trouble))));
+    let why = reported(&mut reports, |_| true).await.unwrap_or_default();
+    assert!(why.contains("cannot lock"), "{why}");
+    drop(other);
+    reported(&mut reports, |trouble| trouble.is_none()).await;
+    drop(sender);
+    writing.await.unwrap();
 }

@@ -1,24 +1,24 @@
 //! Writes entries to the history.
 
-use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rusqlite::{Connection, Transaction, params};
+use anyhow::Context as _;
+use rusqlite::{Connection, params};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::columns::stored;
+use super::folder::Folder;
+use super::insert::insert;
 use super::missed::Unsure;
+use super::reader::Reader;
 use super::{MAX_AGE_MS, MAX_BYTES, MAX_NAMES};
 use crate::clock::{self, SteadyMillis};
 use crate::model::actor::Hub;
-use crate::model::types::{
-    Acknowledgement, ArchiveEntry, Certainty, HolderField, LockId, OperatorAction, PastHold,
-    ProblemKind, Since, Snapshot,
-};
+use crate::model::types::{ArchiveEntry, Snapshot};
 
 /// The most entries in one transaction.
 const BATCH: usize = 20_000;
@@ -59,6 +59,9 @@ pub struct Writer {
 #[derive(Debug)]
 struct Table {
     connection: Connection,
+    folder: Folder,
+    /// The reader of the same file.
+    reader: Reader,
     /// The row of the current span of observation.
     span: i64,
     /// The beginning of this run, by the wall clock.
@@ -69,33 +72,29 @@ struct Table {
     settled: SteadyMillis,
     /// The most bytes that rows may need.
     limit: u64,
+    /// True if the last write failed.
+    has_failed: bool,
     /// True if entries were lost since rows were last removed.
     has_lost: bool,
     /// The rows that may lack an end, since entries were lost before that.
     unsure: Option<Unsure>,
-    _lock: File,
 }
 
 impl Writer {
     pub(super) fn new(
-        connection: Connection,
-        entries: mpsc::Receiver<ArchiveEntry>,
-        lost: Arc<AtomicU64>,
-        lock: File,
+        file: (Connection, Folder),
+        reader: Reader,
+        (entries, lost): (mpsc::Receiver<ArchiveEntry>, Arc<AtomicU64>),
         now: SteadyMillis,
     ) -> rusqlite::Result<Self> {
-        let span = begin_span(&connection, now)?;
-        let (first, set, limit) = (stored(now), clock::set_by(), MAX_BYTES);
-        let settled = now.plus(SETTLING_MS);
-        let (has_lost, unsure) = (false, None);
-        let table =
-            Table { connection, span, first, set, settled, limit, has_lost, unsure, _lock: lock };
-        Ok(Self { table, entries, lost })
+        Ok(Self { table: Table::new(file, reader, now)?, entries, lost })
     }
 
-    /// Writes until all senders have been dropped. After a loss of entries, the snapshots show what has ended.
-    pub async fn run(self, hub: Arc<Hub>) {
+    /// Writes until all senders have been dropped. After a loss of entries, the snapshots show what has ended. After
+    /// each write, `report` receives the reason if it failed.
+    pub async fn run(self, hub: Arc<Hub>, mut report: impl FnMut(Option<String>)) {
         let Self { mut table, mut entries, lost } = self;
+        let mut trouble = None;
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut pruned = Instant::now();
@@ -125,18 +124,30 @@ impl Writer {
                 // This runs on a separate thread, since it waits for the disk.
                 let written = tokio::task::spawn_blocking(move || {
                     let now = SteadyMillis::now();
+                    let in_place = table.keep_in_place(now);
                     let mut written = table.write(&batch, missed, prune, now);
                     if prune && written.is_ok() {
                         written = table.end_missed(&snapshot, now);
                     }
-                    (table, written)
+                    (table, in_place, written)
                 });
-                let Ok((same, written)) = written.await else { return };
+                let Ok((same, in_place, written)) = written.await else { return };
                 table = same;
-                if let Err(error) = written {
-                    tracing::error!(%error, "history write failed; the history has a gap");
-                    lost.fetch_add(1, Ordering::Relaxed);
+                table.has_failed = written.is_err();
+                let failed = written.map_err(anyhow::Error::from).and(in_place).err();
+                let failed = failed.map(|error| format!("{error:#}"));
+                if failed != trouble {
+                    match &failed {
+                        Some(error) => {
+                            tracing::error!(error, "history write failed; the history has a gap");
+                        }
+                        None => tracing::info!("history written again"),
+                    }
+                    trouble.clone_from(&failed);
                 }
+                report(failed.or_else(|| {
+                    (missed > 0).then(|| format!("it lacks {missed} entries that came too fast"))
+                }));
                 if last {
                     break;
                 }
@@ -153,6 +164,43 @@ fn begin_span(connection: &Connection, now: SteadyMillis) -> rusqlite::Result<i6
 }
 
 impl Table {
+    fn new(
+        file: (Connection, Folder),
+        reader: Reader,
+        now: SteadyMillis,
+    ) -> rusqlite::Result<Self> {
+        let (connection, folder) = file;
+        Ok(Self {
+            span: begin_span(&connection, now)?,
+            connection,
+            folder,
+            reader,
+            first: stored(now),
+            set: clock::set_by(),
+            settled: now.plus(SETTLING_MS),
+            limit: MAX_BYTES,
+            has_failed: false,
+            has_lost: false,
+            unsure: None,
+        })
+    }
+
+    /// Creates the history again if its file was removed. The numbers of its rows change.
+    fn keep_in_place(&mut self, now: SteadyMillis) -> anyhow::Result<()> {
+        if self.folder.has_file() {
+            return Ok(());
+        }
+        let restored = self.folder.restore(&self.connection);
+        let (connection, folder) =
+            restored.context("its file was removed, and cannot be created again")?;
+        self.span = begin_span(&connection, now)?;
+        self.reader.change_to(&folder.file())?;
+        (self.connection, self.folder) = (connection, folder);
+        (self.has_lost, self.unsure) = (true, None);
+        tracing::warn!(file = %self.folder.file().display(), "history removed; created it again");
+        Ok(())
+    }
+
     /// Writes entries. If some were lost, the span ends, which leaves a gap.
     fn write(
         &mut self,
@@ -168,6 +216,8 @@ impl Table {
         }
         if lost > 0 {
             tracing::warn!(lost, "history has a gap: too many entries");
+        }
+        if lost > 0 || self.has_failed {
             self.span = begin_span(&self.connection, now)?;
             self.has_lost = true;
         }
@@ -281,162 +331,6 @@ impl Table {
     }
 }
 
-fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
-    match entry {
-        ArchiveEntry::Began(lock, holder, since) => insert_beginning(to, lock, holder, since),
-        ArchiveEntry::Ended(lock, past) => insert_end(to, lock, past),
-        ArchiveEntry::Forced(lock, holder, at) => {
-            let (deployment, db, name) = key(lock);
-            to.prepare_cached(
-                "UPDATE hold SET how = 'forced' WHERE deployment = ?1 AND db = ?2 AND name = ?3
-                 AND holder = ?4 AND ended = ?5",
-            )?
-            .execute(params![deployment, db, name, holder.text(), stored(*at)])
-            .map(drop)
-        }
-        ArchiveEntry::Unseen(lock, holder, at) => {
-            let (deployment, db, name) = key(lock);
-            to.prepare_cached(
-                "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
-                 AND name = ?3 AND holder = ?4 AND ended IS NULL",
-            )?
-            .execute(params![deployment, db, name, holder.text(), stored(*at)])
-            .map(drop)
-        }
-        ArchiveEntry::Problem(lock, problem, certainty, at) => {
-            insert_problem(to, lock, *problem, *certainty, *at)
-        }
-        ArchiveEntry::Cleared(lock, problem, at) => {
-            let (deployment, db, name) = key(lock);
-            to.prepare_cached(
-                "UPDATE problem SET cleared = max(began, ?5) WHERE deployment = ?1 AND db = ?2 AND name = ?3
-                 AND problem = ?4 AND cleared IS NULL",
-            )?
-            .execute(params![deployment, db, name, problem.as_str(), stored(*at)])
-            .map(drop)
-        }
-        ArchiveEntry::Acknowledged(lock, problem, acknowledgement) => {
-            insert_acknowledgement(to, lock, *problem, acknowledgement)
-        }
-        ArchiveEntry::Unacknowledged(lock, problem, _) => {
-            let (deployment, db, name) = key(lock);
-            to.prepare_cached(
-                "DELETE FROM acknowledged WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4",
-            )?
-            .execute(params![deployment, db, name, problem.as_str()])
-            .map(drop)
-        }
-        ArchiveEntry::Named { owner, name, at } => to
-            .prepare_cached("INSERT OR REPLACE INTO owner (id, name, seen) VALUES (?1, ?2, ?3)")?
-            .execute(params![owner, name, stored(*at)])
-            .map(drop),
-        ArchiveEntry::Acted(lock, action) => insert_action(to, lock, action),
-    }
-}
-
-fn insert_beginning(
-    to: &Transaction<'_>,
-    lock: &LockId,
-    holder: &HolderField,
-    since: &Since,
-) -> rusqlite::Result<()> {
-    let (deployment, db, name) = key(lock);
-    let (holder, began) = (holder.text(), stored(since.at));
-    // The unobserved end was before this beginning.
-    to.prepare_cached(
-        "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
-         AND name = ?3 AND holder = ?4 AND ended IS NULL AND began <> ?5",
-    )?
-    .execute(params![deployment, db, name, holder, began])?;
-    to.prepare_cached(
-        "INSERT OR IGNORE INTO hold (deployment, db, name, holder, began, exact)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-    )?
-    .execute(params![deployment, db, name, holder, began, since.exact])
-    .map(drop)
-}
-
-fn insert_end(to: &Transaction<'_>, lock: &LockId, past: &PastHold) -> rusqlite::Result<()> {
-    let (deployment, db, name) = key(lock);
-    let (holder, began) = (past.id.text(), stored(past.since.at));
-    let (ended, how) = (stored(past.to), past.ended.as_str());
-    let closed = to
-        .prepare_cached(
-            "UPDATE hold SET ended = ?5, how = ?6 WHERE deployment = ?1 AND db = ?2 AND name = ?3
-             AND holder = ?4 AND ended IS NULL",
-        )?
-        .execute(params![deployment, db, name, holder, ended, how])?;
-    if closed > 0 {
-        return Ok(());
-    }
-    to.prepare_cached(
-        "INSERT INTO hold (deployment, db, name, holder, began, exact, ended, how)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-    )?
-    .execute(params![deployment, db, name, holder, began, past.since.exact, ended, how])
-    .map(drop)
-}
-
-fn insert_problem(
-    to: &Transaction<'_>,
-    lock: &LockId,
-    problem: ProblemKind,
-    certainty: Certainty,
-    at: SteadyMillis,
-) -> rusqlite::Result<()> {
-    let (deployment, db, name) = key(lock);
-    let (problem, certainty) = (problem.as_str(), certainty.as_str());
-    let (began, now) = (stored(at), stored(SteadyMillis::now()));
-    // A problem that is found again began no earlier than it was cleared, even if its condition has been true since
-    // then. An end after the current instant comes from a clock that has been set back.
-    to.prepare_cached(
-        "INSERT INTO problem (deployment, db, name, problem, certainty, began)
-         VALUES (?1, ?2, ?3, ?4, ?5, max(?6, coalesce((SELECT max(cleared) FROM problem
-           WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4 AND cleared <= ?7), ?6)))
-         ON CONFLICT (deployment, db, name, problem) WHERE cleared IS NULL
-         DO UPDATE SET certainty = excluded.certainty",
-    )?
-    .execute(params![deployment, db, name, problem, certainty, began, now])
-    .map(drop)
-}
-
-fn insert_acknowledgement(
-    to: &Transaction<'_>,
-    lock: &LockId,
-    problem: ProblemKind,
-    acknowledgement: &Acknowledgement,
-) -> rusqlite::Result<()> {
-    let (deployment, db, name) = key(lock);
-    let Acknowledgement { by, reason, at, until, .. } = acknowledgement;
-    let (problem, at, until) = (problem.as_str(), stored(*at), stored(*until));
-    to.prepare_cached(
-        "INSERT OR REPLACE INTO acknowledged (deployment, db, name, problem, who, reason, at, until)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-    )?
-    .execute(params![deployment, db, name, problem, by, reason, at, until])
-    .map(drop)
-}
-
-fn insert_action(
-    to: &Transaction<'_>,
-    lock: &LockId,
-    action: &OperatorAction,
-) -> rusqlite::Result<()> {
-    let (deployment, db, name) = key(lock);
-    let OperatorAction { at, who, from, what, subject, reason, was, outcome } = action;
-    let (at, from) = (stored(*at), from.to_string());
-    to.prepare_cached(
-        "INSERT INTO act (deployment, db, name, at, who, from_ip, what, subject, reason, was, outcome)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
-    )?
-    .execute(params![deployment, db, name, at, who, from, what, subject, reason, was, outcome])
-    .map(drop)
-}
-
-fn key(lock: &LockId) -> (&str, u32, &[u8]) {
-    (&lock.deployment, lock.db, lock.name.as_bytes())
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
@@ -445,29 +339,19 @@ mod tests {
 
     use redisson::{ClientId, HolderId, LockName};
 
-    use super::super::schema;
+    use super::super::{folder, schema};
     use super::*;
-    use crate::model::types::{Ending, PastHold, Since};
+    use crate::model::types::{Ending, LockId, OperatorAction, PastHold, Since};
 
     const MIB: u64 = 1024 * 1024;
 
     fn table(folder: &Path, limit: u64) -> Table {
-        let lock = File::create(folder.join("lock")).unwrap();
+        let lock = folder::create(folder).unwrap();
         let connection = schema::open(&folder.join("history.db")).unwrap();
-        let span = begin_span(&connection, SteadyMillis(1_000)).unwrap();
-        let settled = SteadyMillis(0);
-        let (has_lost, unsure) = (false, None);
-        Table {
-            connection,
-            span,
-            first: 1_000,
-            set: 0,
-            settled,
-            limit,
-            has_lost,
-            unsure,
-            _lock: lock,
-        }
+        let folder = Folder::new(folder, lock).unwrap();
+        let reader = Reader::open(&folder.file()).unwrap();
+        let table = Table::new((connection, folder), reader, SteadyMillis(1_000)).unwrap();
+        Table { first: 1_000, set: 0, settled: SteadyMillis(0), limit, ..table }
     }
 
     fn lock(at: u64) -> LockId {

@@ -295,6 +295,8 @@ struct Lists {
     clusters: HashMap<Arc<str>, String>,
     /// The slots of each cluster's nodes.
     slots: HashMap<Arc<str>, Arc<Slots>>,
+    /// The reason why the history cannot be written.
+    history_trouble: Option<String>,
 }
 
 impl Sources {
@@ -392,9 +394,21 @@ impl Sources {
         };
     }
 
+    /// Sets or clears the reason why the history cannot be written.
+    pub fn set_history_trouble(&self, trouble: Option<String>) {
+        self.lists().history_trouble = trouble;
+    }
+
     /// Sets the slots of a cluster's nodes.
     pub fn set_slots(&self, deployment: &Arc<str>, slots: Arc<Slots>) {
         self.lists().slots.insert(Arc::clone(deployment), slots);
+    }
+
+    /// Returns the number of slots that no node serves, for each cluster.
+    #[must_use]
+    pub fn unserved_slots(&self) -> Vec<(Arc<str>, u32)> {
+        let of = |(name, slots): (&Arc<str>, &Arc<Slots>)| (Arc::clone(name), slots.unserved());
+        self.lists().slots.iter().map(of).collect()
     }
 
     /// Returns the slot of a cluster's lock, and the node that serves it, if any.
@@ -505,7 +519,9 @@ impl Sources {
                 server.deployment, server.node
             )
         });
-        let mut limits: Vec<String> = parts.collect();
+        let trouble = self.lists().history_trouble.clone();
+        let trouble = trouble.map(|why| format!("The history cannot be written: {why}."));
+        let mut limits: Vec<String> = trouble.into_iter().chain(parts).collect();
         limits.extend(servers.iter().filter_map(|server| {
             let reason = server.replica_unused()?;
             Some(format!(
