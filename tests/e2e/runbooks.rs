@@ -171,6 +171,7 @@ async fn commands_in_runbooks_work() -> Result<()> {
                 .replace("-s /run/lockscope/agent.sock", &format!("-s {socket}"))
                 .replace("-u <url>", &format!("-u {}", redis.url()))
                 .replace("-u <url of a node>", &format!("-u {node}"))
+                .replace("<address of a node>", node.trim_start_matches("redis://"))
                 .replace("<glob>", "orders:*")
                 .replace("<id>", &id)
                 .replace("NAME", "orders:1");

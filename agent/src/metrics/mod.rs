@@ -112,6 +112,7 @@ pub struct Metrics {
     /// 1 for servers that may evict locks when their memory is full.
     pub(crate) redis_evicts: IntGaugeVec,
     redis_server_info: IntGaugeVec,
+    unserved_slots: IntGaugeVec,
     /// The servers that are no longer in use and still have counters, oldest first.
     gone_servers: Mutex<VecDeque<String>>,
     /// The name shared by all agents of one set of locks.
@@ -312,6 +313,11 @@ impl Metrics {
                 "redis_server_info",
                 "The server whose locks this agent takes; the value is 1.",
                 &["deployment", "node", "run_id"],
+            )?,
+            unserved_slots: make.gauges(
+                "unserved_slots",
+                "Slots of the cluster that no node serves.",
+                &["deployment"],
             )?,
             gone_servers: Mutex::default(),
             deployment: deployment.to_owned(),

@@ -78,6 +78,11 @@ impl Metrics {
         self.redis_server_info.with_label_values(&[&*self.deployment, node, run_id]).set(1);
     }
 
+    /// Records how many slots of the cluster no node serves.
+    pub(crate) fn set_unserved_slots(&self, slots: u32) {
+        self.unserved_slots.with_label_values(&[&*self.deployment]).set(slots.into());
+    }
+
     /// Creates the metrics of batches that replicas of a server must confirm at 0.
     pub(crate) fn replicated_server(&self, node: &str) {
         for (batch, outcome) in BATCHES {

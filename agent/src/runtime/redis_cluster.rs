@@ -423,6 +423,7 @@ impl News {
     /// Returns the state of the cluster as a whole.
     fn report(&self, in_doubt: bool) -> FromRedis {
         let mut routes = self.inner.routes();
+        self.metrics.set_unserved_slots(routes.slots.unserved());
         let trouble = routes.trouble(&self.state.borrow());
         self.inner.cluster.hurry(trouble.is_some() || !routes.misrouted.is_empty());
         let seen = || routes.nodes.values().filter(|node| node.seen);

@@ -40,6 +40,7 @@ pub(super) struct SnapshotCollector {
     source_lag: GaugeVec,
     up: IntGaugeVec,
     evicts: IntGaugeVec,
+    unserved_slots: IntGaugeVec,
 }
 
 impl SnapshotCollector {
@@ -114,6 +115,11 @@ impl SnapshotCollector {
                 "1 if the server may evict locks when it is full.",
                 &NODE,
             )?,
+            unserved_slots: ints(
+                "unserved_slots",
+                "Slots of the cluster that no node serves.",
+                &["deployment"],
+            )?,
         })
     }
 }
@@ -132,7 +138,7 @@ impl Collector for SnapshotCollector {
 }
 
 impl SnapshotCollector {
-    fn gauges(&self) -> [&dyn Collector; 15] {
+    fn gauges(&self) -> [&dyn Collector; 16] {
         [
             &self.groups.detected,
             &self.groups.ended,
@@ -149,6 +155,7 @@ impl SnapshotCollector {
             &self.source_lag,
             &self.up,
             &self.evicts,
+            &self.unserved_slots,
         ]
     }
 
@@ -161,6 +168,7 @@ impl SnapshotCollector {
             &self.source_state,
             &self.up,
             &self.evicts,
+            &self.unserved_slots,
         ];
         for vec in ints {
             vec.reset();
@@ -269,6 +277,9 @@ impl SnapshotCollector {
             if let Some(info) = server.info().filter(|info| info.maxmemory_policy.is_some()) {
                 self.evicts.with_label_values(&labels).set(i64::from(info.evicts()));
             }
+        }
+        for (deployment, slots) in self.sources.unserved_slots() {
+            self.unserved_slots.with_label_values(&[&*deployment]).set(slots.into());
         }
     }
 }

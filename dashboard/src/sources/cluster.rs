@@ -22,6 +22,7 @@ use crate::clock::Time;
 use crate::config;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
 use crate::redis::{TIMEOUT, resolver_options};
+use crate::text::counted;
 
 /// The most masters that are watched, since each has separate connections and metrics.
 const MAX_MASTERS: usize = 64;
@@ -231,7 +232,10 @@ fn cluster_problem(masters: usize, watched: usize, unserved: u32) -> Option<Stri
     }
     if unserved > 0 {
         problems.push(format!(
-            "{unserved} slots of the cluster are served by no node, and their locks are shown as of their last reading"
+            "{} of the cluster {} served by no node: locks there can be neither acquired nor read, and are shown as of \
+             their last reading",
+            counted(unserved.into(), "slot"),
+            if unserved == 1 { "is" } else { "are" },
         ));
     }
     (!problems.is_empty()).then(|| problems.join("; "))
@@ -252,7 +256,7 @@ mod tests {
         assert!(
             cluster_problem(3, 3, 1)
                 .unwrap()
-                .starts_with("1 slots of the cluster are served by no node")
+                .starts_with("1 slot of the cluster is served by no node")
         );
         assert!(cluster_problem(65, 64, 100).unwrap().contains("; 100 slots"));
     }

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use harness::{Agent, Client, Dashboard, Prometheus, RedisServer, Worker, eventually};
+use harness::{
+    Agent, Client, Dashboard, Prometheus, RedisCluster, RedisServer, Worker, eventually,
+};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
@@ -29,7 +31,7 @@ pub(super) fn hurried(rules: &str) -> String {
             &line
                 .replace("p99_5m > 30", "p99_5m > 1")
                 .replace("> 300", "> 5")
-                .replace(" == 0) > 100", " == 0) > 20"),
+                .replace("outage) > 100", "outage) > 20"),
         );
         out.push('\n');
     }
@@ -205,11 +207,122 @@ async fn a_redis_that_refuses_scripts_alerts() -> Result<()> {
     assert_eq!((&labels["error"], &labels["severity"]), (&"OOM".into(), &"critical".into()));
     let firing = watched.firing().await?;
     assert!(!firing.contains("LockscopeAgentRedisDown"), "it replies: {firing:?}");
+    // The wait is long for this reason, and the alert about waits would fire by now.
+    let waits = "time() - min(lockscope_agent_oldest_wait_start_timestamp_seconds) > 12";
+    eventually("the worker to wait long", async || {
+        ensure!(!watched.prometheus.query(waits).await?.is_empty(), "not yet");
+        Ok(())
+    })
+    .await;
+    let fired = fired(&watched.prometheus).await?;
+    assert!(!fired.contains("LockscopeOldestWait"), "one cause, one alert: {fired:?}");
     direct.call("CONFIG SET maxmemory 0").await?.ok()?;
     worker.reply().await?.ok()?;
     eventually("it is over", async || {
         let firing = watched.firing().await?;
         ensure!(!firing.contains("LockscopeRedisRefuses"), "{firing:?}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn slots_that_no_node_serves_alert_in_both_programs() -> Result<()> {
+    let cluster = RedisCluster::start(3, 0).await?;
+    for place in 0..3 {
+        let mut node = cluster.client(place).await?;
+        node.call("CONFIG SET cluster-require-full-coverage no").await?.ok()?;
+    }
+    let agent = Agent::in_cluster(&cluster, &["--lease", "3s"]).await?;
+    let dashboard = Dashboard::start(&cluster.url(), &["--monitor", "off"]).await?;
+    let jobs =
+        [("lockscope-agent", vec![agent.http()]), ("lockscope-dashboard", vec![dashboard.port()])];
+    let prometheus = Prometheus::start(&jobs, &hurried(&rules()?)).await?;
+    let name = cluster.names("unserved:").remove(0);
+    let slot = redisson::slot(name.as_bytes());
+    for place in 0..3 {
+        cluster.client(place).await?.call(&format!("CLUSTER DELSLOTS {slot}")).await?.ok()?;
+    }
+    let mut worker = agent.client().await?;
+    worker.send(&format!("LOCK {name}")).await?;
+    eventually("LockscopeSlotsUnserved and LockscopeBlind", async || {
+        let firing = prometheus.firing().await?;
+        let deployment = |alert: &str| {
+            let ours = firing.iter().find(|labels| labels["alertname"] == alert);
+            ours.map(|labels| labels["deployment"].clone())
+        };
+        let both = ["LockscopeSlotsUnserved", "LockscopeBlind"].map(deployment);
+        ensure!(both == [Some("default".into()), Some("default".into())], "{firing:?}");
+        Ok(())
+    })
+    .await;
+    for (metric, metrics) in [
+        ("lockscope_agent_unserved_slots", agent.metrics().await?),
+        ("lockscope_dashboard_unserved_slots", dashboard.metrics().await?),
+    ] {
+        assert_eq!(metrics.sum(metric, &[("deployment", "default")]), 1.0);
+    }
+    let sources = dashboard.json("/api/v1/sources").await?;
+    let said = sources["limits"].to_string();
+    assert!(said.contains("1 slot of the cluster is served by no node"), "{said}");
+    cluster.client(0).await?.call(&format!("CLUSTER ADDSLOTS {slot}")).await?.ok()?;
+    worker.reply().await?.ok()?;
+    eventually("it is over", async || {
+        let firing = prometheus.firing().await?;
+        ensure!(firing.is_empty(), "{firing:?}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_journal_that_cannot_be_written_alerts() -> Result<()> {
+    let watched = Watched::start().await?;
+    let mut worker = watched.agent.client().await?;
+    // The journal cannot be written, because a folder is in the way.
+    std::fs::create_dir(watched.agent.folder().join("state/.journal.new"))?;
+    let refused = worker.call("SESSION GRACE 30000").await?;
+    assert!(refused.is_error("UNAVAILABLE"), "{refused}");
+    let labels = watched.fires("LockscopeJournalFails").await;
+    assert_eq!(labels["severity"], "warning");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_history_that_cannot_be_written_alerts() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let outside = tempfile::tempdir()?;
+    let history = outside.path().join("history");
+    let folder = history.display().to_string();
+    let dashboard = Dashboard::start(&redis.url(), &["--history-dir", &folder]).await?;
+    let jobs = [("lockscope-dashboard", vec![dashboard.port()])];
+    let prometheus = Prometheus::start(&jobs, &hurried(&rules_in(DASHBOARD_RULES)?)).await?;
+    let limits = async || {
+        Ok::<_, anyhow::Error>(dashboard.json("/api/v1/sources").await?["limits"].to_string())
+    };
+    std::fs::remove_dir_all(&history)?;
+    eventually("the history to be there again", async || {
+        ensure!(history.join("history.db").exists(), "not yet");
+        Ok(())
+    })
+    .await;
+    assert!(!limits().await?.contains("history"));
+    std::fs::remove_dir_all(&history)?;
+    std::fs::write(&history, "")?;
+    eventually("LockscopeHistoryFails", async || {
+        let fired = fired(&prometheus).await?;
+        ensure!(fired.contains("LockscopeHistoryFails"), "{fired:?}");
+        Ok(())
+    })
+    .await;
+    let said = limits().await?;
+    assert!(said.contains("The history cannot be written: its file was removed"), "{said}");
+    std::fs::remove_file(&history)?;
+    eventually("no limit", async || {
+        let said = limits().await?;
+        ensure!(!said.contains("history"), "{said}");
         Ok(())
     })
     .await;

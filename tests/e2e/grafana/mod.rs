@@ -63,16 +63,24 @@ fn alerts_pass_their_unit_tests() -> Result<()> {
 }
 
 #[test]
-fn an_agent_without_redis_suppresses_no_alert_of_another_one() -> Result<()> {
-    let (example, agent) = (text("grafana/prometheus/alertmanager.yml")?, rules_in(AGENT_RULES)?);
+fn suppressed_alerts_share_labels_with_their_cause() -> Result<()> {
+    let (example, rules) = (text("grafana/prometheus/alertmanager.yml")?, rules()?);
     let (_, inhibitions) = example.split_once("inhibit_rules:\n").context("no inhibitions")?;
     for inhibition in inhibitions.split("- source_matchers:").skip(1) {
-        assert!(inhibition.contains("equal: [instance]"), "{inhibition}");
-        let names = inhibition.split(|c: char| !c.is_ascii_alphanumeric());
-        for name in names.filter(|word| word.starts_with("Lockscope")) {
-            let rule = agent.split(&format!("- alert: {name}\n")).nth(1).context("no rule")?;
-            let expression = rule.split("labels:").next().unwrap_or_default();
-            assert!(expression.contains("instance"), "{name} names no agent: {expression}");
+        let labels = inhibition.split("equal: [").nth(1).context("no labels")?;
+        let labels = labels.split(']').next().unwrap_or_default();
+        let (cause, effects) = inhibition.split_once("target_matchers:").context("no target")?;
+        for (side, matchers) in [("cause", cause), ("effect", effects)] {
+            let names = matchers.split(|c: char| !c.is_ascii_alphanumeric());
+            for name in names.filter(|word| word.starts_with("Lockscope")) {
+                let rule = rules.split(&format!("- alert: {name}\n")).nth(1).context("no rule")?;
+                let rule = rule.split("- alert: ").next().unwrap_or_default();
+                for label in labels.split(", ") {
+                    // Neither side has a node if slots have none.
+                    let is_known = rule.contains(label) || (side, label) == ("cause", "node");
+                    assert!(is_known, "{side} {name} has no label {label}: {rule}");
+                }
+            }
         }
     }
     Ok(())
