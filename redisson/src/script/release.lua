@@ -6,11 +6,11 @@ local removed = redis.pcall('HDEL', lock, ARGV[1])
 if type(removed) == 'table' then
   return reply_to_failure(removed)
 end
-local left = redis.call('EXISTS', lock)
 if removed == 0 then
-  return {left == 0 and 0 or 2}
+  return {redis.call('EXISTS', lock) == 0 and 0 or 2}
 end
-if left == 0 then
+-- EXISTS fails for a lock that is gone if its slot moves: such a key is the other node's.
+if redis.pcall('EXISTS', lock) ~= 1 then
   announce(4, #ARGV, ARGV[2], ARGV[3])
 end
 return {1, publish_error}

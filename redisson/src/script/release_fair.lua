@@ -8,10 +8,12 @@ local removed = redis.pcall('HDEL', lock, holder)
 if type(removed) == 'table' then
   return reply_to_failure(removed)
 end
-local left = redis.call('EXISTS', lock)
+-- EXISTS fails for a lock that has just gone if its slot moves: such a key is the other node's.
+local exists = removed == 1 and redis.pcall or redis.call
+local is_free = exists('EXISTS', lock) ~= 1
 if not companion_error() then
   leave_queue(holder, tonumber(ARGV[2]))
-  local head = left == 0 and living_head(now_ms())
+  local head = is_free and living_head(now_ms())
   if head then
     announce(5, #ARGV, ARGV[3] .. head, ARGV[4])
   end
@@ -19,4 +21,4 @@ end
 if removed == 1 then
   return {1, publish_error}
 end
-return {left == 0 and 0 or 2}
+return {is_free and 0 or 2}

@@ -250,6 +250,31 @@ async fn locks_and_waiters_survive_the_move_of_their_slot() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_lock_is_released_while_its_slot_moves() -> Result<()> {
+    let cluster = RedisCluster::start(2, 0).await?;
+    let agent = Agent::in_cluster(&cluster, &[]).await?;
+    let other_agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    for (kind, channel) in &KINDS[..3] {
+        let name = cluster.names(&format!("{kind}:")).swap_remove(0);
+        let slot = redisson::slot(name.as_bytes());
+        let (mut worker, mut waiter) = (agent.client().await?, other_agent.client().await?);
+        lock(&mut worker, &format!("LOCK {name} KIND {kind}")).await?;
+        waiter.send(&format!("LOCK {name} KIND {kind}")).await?;
+        let mut direct = cluster.client(0).await?;
+        until_subscribed_to(&mut direct, &channel.replace("NAME", &name), (1, 1)).await;
+
+        // The keys are still on the old node, on which a key that disappears counts as moved.
+        cluster.begin_move(slot, 0, 1).await?;
+        let released = worker.call(&format!("UNLOCK {name} KIND {kind}")).await?;
+        assert_eq!(released, Reply::Int(0), "{kind}");
+        cluster.move_keys(slot, 0, 1).await?;
+        cluster.end_move(slot, 0, 1).await?;
+        waiter.reply().await?.ok()?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_half_moved_slot_loses_no_reader() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
     let agent = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
