@@ -96,7 +96,11 @@ pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
     make_private(&path);
     let connection = match schema::open(&path) {
         Ok(connection) => connection,
-        Err(error) => set_aside(&path, &error, now)?,
+        Err(error) if schema::is_unreadable(&error) => set_aside(&path, &error, now)?,
+        Err(error) => {
+            let named = folder.display();
+            return Err(error).with_context(|| format!("cannot open the history in {named}"));
+        }
     };
     connect(connection, Folder::new(folder, lock)?, now)
 }
@@ -179,7 +183,6 @@ fn connect(connection: Connection, folder: Folder, now: SteadyMillis) -> anyhow:
     let lost = Arc::new(AtomicU64::new(0));
     let reader = Reader::open(&folder.file()).context("cannot read the history")?;
     let writer =
-        Writer::new((connection, folder), reader.clone(), (entries, Arc::clone(&lost)), now)
-            .context("cannot write to the history")?;
+        Writer::new((connection, folder), reader.clone(), (entries, Arc::clone(&lost)), now);
     Ok(Archive { sender: ArchiveSender { queue, lost }, writer, reader })
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 
 /// The version of the tables. A file of another version is renamed, and a new one is created.
 const VERSION: i64 = 1;
@@ -61,10 +61,21 @@ pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
          PRAGMA journal_size_limit = 16777216; PRAGMA cache_size = -500",
     )?;
     connection.execute_batch(TABLES)?;
-    connection.pragma_update(None, "user_version", VERSION)?;
+    if version == 0 {
+        connection.pragma_update(None, "user_version", VERSION)?;
+    }
     // This fails if the file is damaged at its root.
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
     Ok(connection)
+}
+
+/// Returns whether the file itself is the reason: it is damaged, no database, or of another version. Otherwise it is intact
+/// as far as known, for example on a full disk.
+pub(super) fn is_unreadable(error: &rusqlite::Error) -> bool {
+    use ErrorCode::{DatabaseCorrupt, NotADatabase, TypeMismatch, Unknown};
+    let code = error.sqlite_error_code();
+    // `SQLITE_ERROR` is `Unknown`: the tables are others.
+    matches!(code, Some(DatabaseCorrupt | NotADatabase | TypeMismatch | Unknown))
 }
 
 #[cfg(test)]

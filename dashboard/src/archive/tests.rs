@@ -405,6 +405,37 @@ async fn a_broken_file_is_renamed() {
     assert_eq!(aside, b"no database");
 }
 
+#[tokio::test]
+async fn a_file_that_cannot_be_opened_is_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    // The history is on a disk that is not mounted.
+    let path = folder.path().join(FILE);
+    std::os::unix::fs::symlink("/not/mounted/history.db", &path).unwrap();
+    let error = open(folder.path(), SteadyMillis(42)).await.unwrap_err();
+    assert!(format!("{error:#}").contains("cannot open the history in"), "{error:#}");
+    assert!(path.is_symlink());
+    assert!(!folder.path().join("history.db.broken-42").exists());
+}
+
+#[tokio::test]
+async fn a_history_that_cannot_be_written_at_the_start_is_written_later() {
+    let folder = tempfile::tempdir().unwrap();
+    written(folder.path(), 100, [ended(b"a", 1, 1_000, 2_000)]).await;
+    let other = Connection::open(folder.path().join(FILE)).unwrap();
+    let full = "CREATE TRIGGER full BEFORE INSERT ON span BEGIN SELECT RAISE(FAIL, 'full'); END";
+    other.execute_batch(full).unwrap();
+    let Archive { sender, writer, reader } =
+        open(folder.path(), SteadyMillis(3_000)).await.unwrap();
+    assert_eq!(holders(&reader, b"a", 1_500).await, [id(1).to_string()]);
+    other.execute_batch("DROP TRIGGER full").unwrap();
+    sender.send(ended(b"a", 2, 4_000, 5_000));
+    drop(sender);
+    writer.run(no_locks(), drop).await;
+    assert_eq!(holders(&reader, b"a", 4_500).await, [id(2).to_string()]);
+    let spans = other.query_row("SELECT count(*) FROM span", [], |row| row.get::<_, i64>(0));
+    assert_eq!(spans.unwrap(), 2);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lock_failure_is_not_reported_as_another_dashboard() {
     let tries = std::cell::Cell::new(0);

@@ -48,6 +48,9 @@ const REMOVE_OLDEST: [&str; 4] = [
     "DELETE FROM act WHERE rowid IN (SELECT rowid FROM act ORDER BY at LIMIT ?1)",
 ];
 
+/// The row of no span.
+const NO_SPAN: i64 = -1;
+
 /// The writer of the history. Its folder is locked as long as this value exists.
 #[derive(Debug)]
 pub struct Writer {
@@ -86,8 +89,8 @@ impl Writer {
         reader: Reader,
         (entries, lost): (mpsc::Receiver<ArchiveEntry>, Arc<AtomicU64>),
         now: SteadyMillis,
-    ) -> rusqlite::Result<Self> {
-        Ok(Self { table: Table::new(file, reader, now)?, entries, lost })
+    ) -> Self {
+        Self { table: Table::new(file, reader, now), entries, lost }
     }
 
     /// Writes until all senders have been dropped. After a loss of entries, the snapshots show what has ended. After
@@ -164,14 +167,15 @@ fn begin_span(connection: &Connection, now: SteadyMillis) -> rusqlite::Result<i6
 }
 
 impl Table {
-    fn new(
-        file: (Connection, Folder),
-        reader: Reader,
-        now: SteadyMillis,
-    ) -> rusqlite::Result<Self> {
+    fn new(file: (Connection, Folder), reader: Reader, now: SteadyMillis) -> Self {
         let (connection, folder) = file;
-        Ok(Self {
-            span: begin_span(&connection, now)?,
+        let span = begin_span(&connection, now).inspect_err(
+            |error| tracing::error!(%error, "history write failed; the history has a gap"),
+        );
+        Self {
+            // After a failure, the next write begins a span.
+            has_failed: span.is_err(),
+            span: span.unwrap_or(NO_SPAN),
             connection,
             folder,
             reader,
@@ -179,10 +183,9 @@ impl Table {
             set: clock::set_by(),
             settled: now.plus(SETTLING_MS),
             limit: MAX_BYTES,
-            has_failed: false,
             has_lost: false,
             unsure: None,
-        })
+        }
     }
 
     /// Creates the history again if its file was removed. The numbers of its rows change.
@@ -350,7 +353,7 @@ mod tests {
         let connection = schema::open(&folder.join("history.db")).unwrap();
         let folder = Folder::new(folder, lock).unwrap();
         let reader = Reader::open(&folder.file()).unwrap();
-        let table = Table::new((connection, folder), reader, SteadyMillis(1_000)).unwrap();
+        let table = Table::new((connection, folder), reader, SteadyMillis(1_000));
         Table { first: 1_000, set: 0, settled: SteadyMillis(0), limit, ..table }
     }
 
