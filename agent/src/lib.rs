@@ -31,6 +31,7 @@ use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
 use service_kit::http::ListenError;
 use service_kit::metrics::Registrar;
+use service_kit::open_files;
 use service_kit::redis::{Cluster, ResolverOptions, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
@@ -189,7 +190,7 @@ async fn until_closed(
 
 /// Raises the limit of open files and divides it among sessions and process watches.
 fn file_budget(max_sessions: usize) -> FileBudget {
-    let files = file_budget::budget(file_budget::raise_open_files(), max_sessions);
+    let files = file_budget::budget(open_files::raise(), max_sessions);
     if files.sessions < max_sessions {
         tracing::warn!(
             sessions = files.sessions,
@@ -307,13 +308,16 @@ async fn reload_policy(
     metrics: Arc<Metrics>,
 ) {
     while hangups.recv().await.is_some() {
-        let Some(path) = &path else {
+        let Some(path) = path.clone() else {
             tracing::info!("ignored SIGHUP: no policy to reload (--policy)");
             continue;
         };
-        let outcome = match Policy::read(path) {
+        let named = path.display().to_string();
+        // The file may be on a mount that hangs.
+        let read = tokio::task::spawn_blocking(move || Policy::read(&path)).await;
+        let outcome = match read.unwrap_or_else(|panic| Err(panic.to_string())) {
             Ok(policy) => {
-                tracing::info!(path = %path.display(), rules = policy.rules(), "policy reloaded");
+                tracing::info!(path = named, rules = policy.rules(), "policy reloaded");
                 if core.send(Input::PolicyReloaded(policy)).await.is_err() {
                     return;
                 }

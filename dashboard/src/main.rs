@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use lockscope_dashboard::config::Config;
 use lockscope_dashboard::{Listeners, doctor, rules, run};
 use service_kit::shutdown::Shutdown;
-use service_kit::{redis, telemetry};
+use service_kit::{open_files, redis, telemetry};
 
 /// A million locks are millions of small blocks, for which the system's allocator needs more time and memory. On other
 /// architectures, jemalloc assumes the page size of the machine that builds the program, which may be smaller than that
@@ -53,6 +53,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     for warning in &config.warnings {
         tracing::warn!(warning, "risky setting");
     }
+    open_files::raise();
     let listeners = Listeners::bind(&config).await?;
     let shutdown = Shutdown::new();
     shutdown.listen_for_signals()?;

@@ -11,6 +11,7 @@
 pub mod clock;
 pub mod http;
 pub mod metrics;
+pub mod open_files;
 pub mod redis;
 pub mod settings;
 pub mod shutdown;

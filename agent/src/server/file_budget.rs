@@ -1,7 +1,6 @@
 //! The limit of open files, and the number of sessions that it allows.
 
 use crate::server::accept::MAX_REJECTED;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors reserved for Redis, HTTP, logs, the runtime and rejected connections.
 const RESERVED: usize = 128 + MAX_REJECTED;
@@ -13,18 +12,6 @@ pub struct FileBudget {
     pub sessions: usize,
     /// Descriptors for watching worker processes.
     pub processes: usize,
-}
-
-/// Raises the soft limit of open files to the hard limit and returns it.
-pub fn raise_open_files() -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!(%error, "could not raise the limit of open files");
-    }
-    // `None` means unlimited.
-    getrlimit(Resource::Nofile)
-        .current
-        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 /// Divides `open_files` between sessions and process watches. If there are too few for `max_sessions`, sessions get three
@@ -39,14 +26,6 @@ pub fn budget(open_files: usize, max_sessions: usize) -> FileBudget {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_soft_limit_is_raised_to_the_hard_limit() {
-        let limit = raise_open_files();
-        let now = getrlimit(Resource::Nofile);
-        assert_eq!(now.current, now.maximum);
-        assert!(limit > RESERVED);
-    }
 
     #[test]
     fn descriptors_are_reserved_for_redis() {

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,8 +37,9 @@ const MAX_HEAD_BYTES: usize = 32 * 1024;
 const MAX_READ_BYTES: usize = 2 * MAX_HEAD_BYTES;
 /// The time for responses in flight to finish after shutdown has begun.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
-/// The pause after a failed accept, usually for lack of file descriptors, which become available again.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The shortest and the longest pause after a failed accept, usually for lack of file descriptors, which become available
+/// again. Each is twice as long as the one before.
+const ACCEPT_PAUSES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 
 /// The limits of one server's clients.
 #[derive(Debug, Clone, Copy)]
@@ -79,9 +81,11 @@ pub async fn serve_with_tls(
     let admission = Admission::new(limits.connections);
     let connections = TaskTracker::new();
     let accepting = async {
+        let mut pause = *ACCEPT_PAUSES.start();
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
+                    pause = *ACCEPT_PAUSES.start();
                     if let Err(error) = set_tcp_options(&stream, limits.stall_timeout) {
                         tracing::debug!(%error, %peer, "TCP options were refused");
                     }
@@ -100,7 +104,12 @@ pub async fn serve_with_tls(
                         }
                     });
                 }
-                Err(error) => pause_after(&error).await,
+                Err(error) if is_of_one_client(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept an HTTP connection");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(*ACCEPT_PAUSES.end());
+                }
             }
         }
     };
@@ -125,13 +134,8 @@ async fn secured(
     None
 }
 
-async fn pause_after(error: &io::Error) {
-    let of_one_client =
-        matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset);
-    if !of_one_client {
-        tracing::warn!(%error, "cannot accept an HTTP connection");
-        tokio::time::sleep(ACCEPT_PAUSE).await;
-    }
+fn is_of_one_client(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
 async fn serve_one(

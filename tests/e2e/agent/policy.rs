@@ -1,11 +1,14 @@
 //! The access policy for locks and its reload at run time.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use harness::eventually;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use tempfile::TempDir;
+use tokio::time::timeout;
 
 use super::{Bench, assert_error, lock};
 
@@ -102,6 +105,33 @@ async fn rules_are_reloaded_on_sighup_and_kept_if_unreadable() -> Result<()> {
     assert_error(&worker.call("LOCK c NOWAIT").await?, "DENIED", "c");
     let log = bench.agent.process().log();
     ensure!(log.contains("policy.toml") && log.contains("nmes"), "it says what is wrong: {log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_policy_that_cannot_be_read_for_long_delays_no_lock() -> Result<()> {
+    let rules = Rules::new(&for_us("names = [\"a\"]"))?;
+    let mut bench = rules.bench().await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    // Nobody writes to this pipe, so opening it takes as long as on a mount that hangs.
+    std::fs::remove_file(rules.path())?;
+    mknodat(CWD, rules.path(), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    bench.agent.process().signal(Signal::HUP)?;
+    let served = async {
+        for _ in 0..20 {
+            worker.call("UNLOCK a").await?.ok()?;
+            lock(&mut worker, "LOCK a").await?;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        anyhow::Ok(())
+    };
+    timeout(Duration::from_secs(20), served).await??;
+    rules.write(&for_us("names = [\"b\"]"))?;
+    bench
+        .until_metric("lockscope_agent_policy_reloads_total", &[("outcome", "applied")], 1.0)
+        .await;
+    lock(&mut worker, "LOCK b").await?;
     Ok(())
 }
 

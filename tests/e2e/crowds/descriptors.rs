@@ -1,10 +1,15 @@
 //! The limit of file descriptors is exhausted.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{Client, eventually};
+use harness::process::{self, Process};
+use harness::redis::random_port;
+use harness::{Client, RedisServer, dashboard, eventually, http};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::Crowd;
@@ -57,4 +62,37 @@ async fn without_descriptors_new_connections_wait_and_the_others_go_on() -> Resu
     ensure!(failures == tries as f64, "{failures} counted, {tries} told");
     crowd.nothing_is_lost().await?;
     Ok(())
+}
+
+#[tokio::test]
+async fn a_dashboard_opens_as_many_files_as_its_hard_limit_permits() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let folder = tempfile::tempdir()?;
+    let flags = ["--no-history".to_owned()];
+    let port = random_port();
+    let inner = dashboard::command(&redis.url(), port, &flags)?;
+    let mut limited = process::command(Path::new("prlimit"));
+    limited.arg("--nofile=32:").arg(inner.get_program()).args(inner.get_args());
+    let log = folder.path().join("dashboard.log");
+    let mut process = Process::spawn("lockscope-dashboard", limited, &log, None)?;
+    eventually("the dashboard to serve", async || {
+        ensure!(http::get(port, "/healthz").await?.status == 200);
+        Ok(())
+    })
+    .await;
+    let mut streams = Vec::new();
+    for _ in 0..100 {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        stream.write_all(b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
+        streams.push(stream);
+    }
+    ensure!(http::get(port, "/healthz").await?.status == 200);
+    // Without a descriptor left it does not fill its log: the pause between two tries grows to a second.
+    limit_files(process.pid(), 3)?;
+    let waiting = TcpStream::connect(("127.0.0.1", port)).await?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let tries = process.log().matches("cannot accept an HTTP connection").count();
+    ensure!((1..10).contains(&tries), "{tries} tries");
+    drop(waiting);
+    process.kill()
 }
