@@ -8,11 +8,15 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use rusqlite::Connection;
 use rustix::fs::{FlockOperation, flock};
+use tokio::time::{Duration, Instant};
 
 use super::{FILE, PRIVATE, make_private, schema, with_tail};
 
 /// The temporary name of a history that is created again.
 const NEW: &str = "history.new";
+
+/// The pause after a copy that failed.
+const COPY_PAUSE: Duration = Duration::from_secs(60);
 
 /// A file's device and its number there.
 type FileId = (u64, u64);
@@ -23,23 +27,46 @@ pub(super) struct Folder {
     path: PathBuf,
     lock: File,
     file: FileId,
+    /// A copy that was made after a removal, until it is in use.
+    copied: Option<FileId>,
+    /// The instant before which no other copy is made.
+    next_copy: Option<Instant>,
+}
+
+/// The history in place of one that was removed.
+#[derive(Debug)]
+pub(super) struct Restored {
+    pub(super) connection: Connection,
+    pub(super) folder: Folder,
+    /// False if it is another file, without the rows of the removed one.
+    pub(super) is_copy: bool,
 }
 
 impl Folder {
     /// Returns the folder with its lock and the history's file, which has just been opened.
     pub(super) fn new(path: &Path, lock: File) -> io::Result<Self> {
         let file = id(&fs::metadata(path.join(FILE))?);
-        Ok(Self { path: path.to_owned(), lock, file })
+        Ok(Self { path: path.to_owned(), lock, file, copied: None, next_copy: None })
     }
 
     /// Returns whether the history's file is still in its place.
-    pub(super) fn has_file(&self) -> bool {
-        fs::metadata(self.path.join(FILE)).is_ok_and(|there| id(&there) == self.file)
+    pub(super) fn has_file(&self) -> io::Result<bool> {
+        Ok(self.id_in_place()? == Some(self.file))
+    }
+
+    fn id_in_place(&self) -> io::Result<Option<FileId>> {
+        use io::ErrorKind::{NotADirectory, NotFound};
+        match fs::symlink_metadata(self.file()) {
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
+            Err(error) => Err(error),
+            // A link to a file on a disk that is not mounted fails here.
+            Ok(_) => Ok(Some(id(&fs::metadata(self.file())?))),
+        }
     }
 
     /// Creates the folder and the file again, with the rows of `removed`, the open connection to the file that was removed.
-    /// If there is another file by now, returns a connection to that one.
-    pub(super) fn restore(&mut self, removed: &Connection) -> anyhow::Result<(Connection, Self)> {
+    /// If there is another file by now, opens that one.
+    pub(super) fn restore(&mut self, removed: &Connection) -> anyhow::Result<Restored> {
         let lock = create(&self.path)?;
         // Our own lock is on the same file, unless that was removed as well.
         if id(&lock.metadata()?) != id(&self.lock.metadata()?) {
@@ -47,15 +74,37 @@ impl Folder {
                 .with_context(|| format!("cannot lock {}", self.path.display()))?;
             self.lock = lock;
         }
-        let path = self.path.join(FILE);
-        if !path.try_exists()? {
-            let new = self.path.join(NEW);
-            copy(removed, &new).with_context(|| format!("cannot write {}", new.display()))?;
-            remove_logs(&path)?;
-            fs::rename(&new, &path)?;
+        let path = self.file();
+        let in_place = self.id_in_place()?;
+        // A copy that could not be used lacks what was written since.
+        let is_copy = in_place.is_none() || in_place == self.copied;
+        if is_copy {
+            self.copy(removed).with_context(|| format!("cannot write {}", path.display()))?;
         }
         let connection = schema::open(&path)?;
-        Ok((connection, Self::new(&self.path, self.lock.try_clone()?)?))
+        let folder = Self::new(&self.path, self.lock.try_clone()?)?;
+        Ok(Restored { connection, folder, is_copy })
+    }
+
+    /// Writes all rows to a new file in place of the removed one. After a failure it waits, so that it does not fill a disk
+    /// again and again.
+    fn copy(&mut self, removed: &Connection) -> anyhow::Result<()> {
+        if self.next_copy.is_some_and(|next| Instant::now() < next) {
+            anyhow::bail!("a copy of its rows has just failed");
+        }
+        let (path, new) = (self.file(), self.path.join(NEW));
+        let written = write_rows(removed, &new).and_then(|()| {
+            remove_logs(&path)?;
+            fs::rename(&new, &path)?;
+            Ok(File::open(&self.path)?.sync_all()?)
+        });
+        if written.is_err() {
+            self.next_copy = Some(Instant::now() + COPY_PAUSE);
+            remove(&new)?;
+        } else {
+            self.copied = self.id_in_place()?;
+        }
+        written
     }
 
     /// Returns the path of the history's file.
@@ -87,24 +136,21 @@ pub(super) fn create(folder: &Path) -> anyhow::Result<File> {
 
 /// Removes the logs of a file that has been removed or renamed.
 pub(super) fn remove_logs(file: &Path) -> io::Result<()> {
-    for tail in ["-wal", "-shm"] {
-        match fs::remove_file(with_tail(file, tail)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
-    Ok(())
+    ["-wal", "-shm"].into_iter().try_for_each(|tail| remove(&with_tail(file, tail)))
 }
 
-/// Writes all rows to a new file.
-fn copy(from: &Connection, to: &Path) -> anyhow::Result<()> {
-    fs::remove_file(to).or_else(|error| match error.kind() {
-        io::ErrorKind::NotFound => Ok(()),
-        _ => Err(error),
-    })?;
+fn write_rows(from: &Connection, to: &Path) -> anyhow::Result<()> {
+    remove(to)?;
     // SQLite accepts an empty file, and keeps its mode.
     make_private(to);
     let name = to.to_str().context("its name is not UTF-8")?;
     from.execute("VACUUM INTO ?1", [name])?;
-    Ok(())
+    Ok(File::open(to)?.sync_all()?)
+}
+
+fn remove(file: &Path) -> io::Result<()> {
+    fs::remove_file(file).or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })
 }

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension as _, params};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::columns::stored;
-use super::folder::Folder;
+use super::folder::{Folder, Restored};
 use super::insert::insert;
 use super::missed::Unsure;
 use super::reader::Reader;
@@ -19,6 +19,7 @@ use super::{MAX_AGE_MS, MAX_BYTES, MAX_NAMES};
 use crate::clock::{self, SteadyMillis};
 use crate::model::actor::Hub;
 use crate::model::types::{ArchiveEntry, Snapshot};
+use crate::text::counted;
 
 /// The most entries in one transaction.
 const BATCH: usize = 20_000;
@@ -141,15 +142,18 @@ impl Writer {
                 let failed = failed.map(|error| format!("{error:#}"));
                 if failed != trouble {
                     match &failed {
-                        Some(error) => {
+                        Some(error) if table.has_failed => {
                             tracing::error!(error, "history write failed; the history has a gap");
                         }
+                        Some(error) => tracing::error!(error, "history out of place"),
                         None => tracing::info!("history written again"),
                     }
                     trouble.clone_from(&failed);
                 }
+                let failed = failed.map(|why| format!("The history cannot be written: {why}."));
                 report(failed.or_else(|| {
-                    (missed > 0).then(|| format!("it lacks {missed} entries that came too fast"))
+                    let missed = (missed > 0).then(|| counted(missed, "event"))?;
+                    Some(format!("The history lacks {missed} that came too fast."))
                 }));
                 if last {
                     break;
@@ -164,6 +168,12 @@ fn begin_span(connection: &Connection, now: SteadyMillis) -> rusqlite::Result<i6
     let now = stored(now);
     connection.execute("INSERT INTO span (began, alive) VALUES (?1, ?1)", [now])?;
     Ok(connection.last_insert_rowid())
+}
+
+/// Returns the span that was observed last.
+fn last_span(connection: &Connection) -> rusqlite::Result<Option<i64>> {
+    let last = "SELECT rowid FROM span ORDER BY alive DESC, began DESC, rowid DESC LIMIT 1";
+    connection.query_row(last, [], |row| row.get(0)).optional()
 }
 
 impl Table {
@@ -190,17 +200,25 @@ impl Table {
 
     /// Creates the history again if its file was removed. The numbers of its rows change.
     fn keep_in_place(&mut self, now: SteadyMillis) -> anyhow::Result<()> {
-        if self.folder.has_file() {
+        if self.folder.has_file().context("its file cannot be found")? {
             return Ok(());
         }
-        let restored = self.folder.restore(&self.connection);
-        let (connection, folder) =
-            restored.context("its file was removed, and cannot be created again")?;
-        self.span = begin_span(&connection, now)?;
+        self.restore(now).context("its file was removed, and cannot be created again")
+    }
+
+    fn restore(&mut self, now: SteadyMillis) -> anyhow::Result<()> {
+        let Restored { connection, folder, is_copy } = self.folder.restore(&self.connection)?;
+        let copied = if is_copy { last_span(&connection)? } else { None };
+        let span = copied.map_or_else(|| begin_span(&connection, now), Ok)?;
         self.reader.change_to(&folder.file())?;
-        (self.connection, self.folder) = (connection, folder);
+        (self.connection, self.folder, self.span) = (connection, folder, span);
         (self.has_lost, self.unsure) = (true, None);
-        tracing::warn!(file = %self.folder.file().display(), "history removed; created it again");
+        let file = self.folder.file();
+        if is_copy {
+            tracing::warn!(file = %file.display(), "history removed; created it again");
+        } else {
+            tracing::error!(file = %file.display(), "history replaced by another file, which lacks what this run wrote before");
+        }
         Ok(())
     }
 

@@ -520,7 +520,6 @@ impl Sources {
             )
         });
         let trouble = self.lists().history_trouble.clone();
-        let trouble = trouble.map(|why| format!("The history cannot be written: {why}."));
         let mut limits: Vec<String> = trouble.into_iter().chain(parts).collect();
         limits.extend(servers.iter().filter_map(|server| {
             let reason = server.replica_unused()?;
