@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use harness::eventually;
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -114,20 +114,28 @@ async fn a_policy_that_cannot_be_read_for_long_delays_no_lock() -> Result<()> {
     let mut bench = rules.bench().await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
-    // Nobody writes to this pipe, so opening it takes as long as on a mount that hangs.
+    // Nothing is written to this pipe, so reading it takes as long as on a mount that hangs.
     std::fs::remove_file(rules.path())?;
     mknodat(CWD, rules.path(), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
     bench.agent.process().signal(Signal::HUP)?;
+    let mut writer = None;
+    eventually("the agent to read its policy", async || {
+        // Without a reader, this fails.
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK;
+        writer = Some(open(rules.path(), flags, Mode::empty())?);
+        Ok(())
+    })
+    .await;
     let served = async {
         for _ in 0..20 {
             worker.call("UNLOCK a").await?.ok()?;
             lock(&mut worker, "LOCK a").await?;
-            tokio::time::sleep(Duration::from_millis(10)).await;
         }
         anyhow::Ok(())
     };
     timeout(Duration::from_secs(20), served).await??;
     rules.write(&for_us("names = [\"b\"]"))?;
+    drop(writer);
     bench
         .until_metric("lockscope_agent_policy_reloads_total", &[("outcome", "applied")], 1.0)
         .await;

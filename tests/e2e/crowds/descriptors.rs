@@ -10,7 +10,7 @@ use harness::{Client, RedisServer, dashboard, eventually, http};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::Crowd;
 
@@ -89,10 +89,16 @@ async fn a_dashboard_opens_as_many_files_as_its_hard_limit_permits() -> Result<(
     ensure!(http::get(port, "/healthz").await?.status == 200);
     // Without a descriptor left it does not fill its log: the pause between two tries grows to a second.
     limit_files(process.pid(), 3)?;
+    let begun = Instant::now();
     let waiting = TcpStream::connect(("127.0.0.1", port)).await?;
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    let tries = process.log().matches("cannot accept an HTTP connection").count();
-    ensure!((1..10).contains(&tries), "{tries} tries");
+    eventually("five tries", async || {
+        let tries = process.log().matches("cannot accept an HTTP connection").count();
+        ensure!(tries >= 5, "{tries} tries");
+        Ok(())
+    })
+    .await;
+    // 100, 200, 400 and 800 ms.
+    ensure!(begun.elapsed() >= Duration::from_millis(1_500), "{:?}", begun.elapsed());
     drop(waiting);
     process.kill()
 }
