@@ -95,14 +95,13 @@ impl Folder {
         let (path, new) = (self.file(), self.path.join(NEW));
         let written = write_rows(removed, &new).and_then(|()| {
             remove_logs(&path)?;
+            self.copied = Some(id(&fs::metadata(&new)?));
             fs::rename(&new, &path)?;
             Ok(File::open(&self.path)?.sync_all()?)
         });
         if written.is_err() {
             self.next_copy = Some(Instant::now() + COPY_PAUSE);
             remove(&new)?;
-        } else {
-            self.copied = self.id_in_place()?;
         }
         written
     }
@@ -153,4 +152,72 @@ fn remove(file: &Path) -> io::Result<()> {
         io::ErrorKind::NotFound => Ok(()),
         _ => Err(error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a folder with its history.
+    fn folder(path: &Path) -> (Folder, Connection) {
+        let lock = create(path).unwrap();
+        let connection = schema::open(&path.join(FILE)).unwrap();
+        (Folder::new(path, lock).unwrap(), connection)
+    }
+
+    fn add_row(to: &Connection) {
+        to.execute("INSERT INTO span VALUES (1, 2)", []).unwrap();
+    }
+
+    fn rows(of: &Connection) -> u64 {
+        of.query_row("SELECT count(*) FROM span", [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn a_copy_that_could_not_be_used_is_made_again() {
+        let path = tempfile::tempdir().unwrap();
+        let (mut folder, removed) = folder(path.path());
+        add_row(&removed);
+        fs::remove_file(folder.file()).unwrap();
+        assert!(folder.restore(&removed).unwrap().is_copy);
+        // The writer could not begin to use it, and goes on in the removed file.
+        assert!(!folder.has_file().unwrap());
+        add_row(&removed);
+        let restored = folder.restore(&removed).unwrap();
+        assert_eq!((restored.is_copy, rows(&restored.connection)), (true, 2));
+        assert!(restored.folder.has_file().unwrap());
+    }
+
+    #[test]
+    fn another_file_in_its_place_is_kept() {
+        let (path, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (mut folder, removed) = folder(path.path());
+        add_row(&removed);
+        fs::remove_file(folder.file()).unwrap();
+        remove_logs(&folder.file()).unwrap();
+        drop(schema::open(&folder.file()).unwrap());
+        let restored = folder.restore(&removed).unwrap();
+        assert_eq!((restored.is_copy, rows(&restored.connection)), (false, 0));
+        // The history is on a disk that is not mounted any more.
+        fs::remove_file(folder.file()).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path().join(FILE), folder.file()).unwrap();
+        folder.has_file().unwrap_err();
+        folder.restore(&removed).unwrap_err();
+        assert!(folder.file().is_symlink());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_failed_copy_the_next_one_waits() {
+        let path = tempfile::tempdir().unwrap();
+        let (mut folder, removed) = folder(path.path());
+        fs::remove_file(folder.file()).unwrap();
+        let in_the_way = path.path().join(NEW);
+        fs::create_dir(&in_the_way).unwrap();
+        folder.restore(&removed).unwrap_err();
+        fs::remove_dir(&in_the_way).unwrap();
+        let error = folder.restore(&removed).unwrap_err();
+        assert!(format!("{error:#}").contains("has just failed"), "{error:#}");
+        tokio::time::advance(COPY_PAUSE).await;
+        assert!(folder.restore(&removed).unwrap().is_copy);
+    }
 }
