@@ -421,8 +421,10 @@ fn suggest_dashes(error: &mut clap::Error, mut args: impl Iterator<Item = OsStri
     error.remove(ContextKind::Suggested);
     let tip = if !args.any(|arg| arg == "--") {
         "write `--` before the command: lockctl exec LOCK -- COMMAND"
-    } else if error.kind() == ErrorKind::UnknownArgument {
-        "write `--` also before a lock that begins with a dash: lockctl exec -- LOCK -- COMMAND"
+    } else if error.kind() == ErrorKind::UnknownArgument
+        && error.get(ContextKind::SuggestedArg).is_none()
+    {
+        "name a lock that begins with a dash first, after `--`: lockctl exec -- LOCK -- COMMAND"
     } else {
         return;
     };
@@ -543,6 +545,10 @@ mod tests {
         let mut error = Cli::try_parse_from(line.split(' ')).unwrap_err();
         suggest_dashes(&mut error, line.split(' ').map(OsString::from));
         assert!(error.to_string().contains("lockctl exec -- LOCK -- COMMAND"), "{error}");
+        let misspelt = "lockctl exec --wiat 5s a -- true";
+        let mut error = Cli::try_parse_from(misspelt.split(' ')).unwrap_err();
+        suggest_dashes(&mut error, misspelt.split(' ').map(OsString::from));
+        assert!(!error.to_string().contains("begins with a dash"), "{error}");
     }
 
     #[test]
