@@ -1,9 +1,10 @@
 //! Changes of a server behind a live connection.
 
+use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 use redis::cmd;
-use service_kit::redis::{Link, LinkOptions, LinkState, LinkStatus, Role, ServerInfo};
+use service_kit::redis::{Endpoint, Link, LinkOptions, LinkState, LinkStatus, Role, ServerInfo};
 use service_kit::shutdown::Shutdown;
 
 use crate::server::Server;
@@ -95,6 +96,33 @@ async fn a_refused_write_is_enough_to_leave_a_replica() {
     assert!(refused.refused().is_some_and(|error| error.is_read_only()), "{refused}");
     let status = link.state().borrow().status.clone();
     assert!(matches!(status, LinkStatus::Down { .. }), "down before the caller knows: {status:?}");
+}
+
+#[tokio::test]
+async fn a_refused_write_is_enough_for_all_connections_to_leave_a_demoted_master() {
+    let (old, new) = (Server::start(&[]).await, Server::start(&[]).await);
+    let folder = tempfile::tempdir().unwrap();
+    let address = folder.path().join("redis.sock");
+    symlink(old.socket(), &address).unwrap();
+    let shutdown = Shutdown::new();
+    let endpoint = Endpoint::from(target(&format!("unix://{}", address.display())));
+    let start = |writable| {
+        let patient = LinkOptions {
+            response_timeout: DEADLINE,
+            heartbeat: DEADLINE,
+            ..LinkOptions::new("kit-test")
+        };
+        Link::start(endpoint.clone(), LinkOptions { writable, ..patient }, &shutdown)
+    };
+    let (writer, reader) = (start(true), start(false));
+    let before = up(&reader).await;
+    up(&writer).await;
+    // The address leads to the new master before any connection learns of the demotion.
+    std::fs::remove_file(&address).unwrap();
+    symlink(new.socket(), &address).unwrap();
+    old.ask::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+    writer.call(cmd("SET").arg(&["k", "v"]).to_owned()).await.unwrap_err();
+    known(&reader, "it is at the new master", |info| info.run_id != before.run_id).await;
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use crate::redis::backoff::{Backoff, PROVEN};
 use crate::redis::endpoint::{Endpoint, Route};
 use crate::redis::error::ConnectError;
 use crate::redis::handshake::Handshake;
-use crate::redis::server_info::ServerInfo;
+use crate::redis::server_info::{Role, ServerInfo};
 use crate::redis::server_watch::{ServerWatch, commands};
 use crate::redis::target::Address;
 
@@ -169,6 +169,11 @@ impl Supervisor {
             }
         }
         let reason = self.shared.fail(self.generation, why);
+        if reason == READ_ONLY {
+            // A refused write may be the first sign of that, and the next connection may lead to the new master.
+            let demoted = ServerInfo { role: Some(Role::Replica), ..server.info().clone() };
+            self.endpoint.found(&demoted);
+        }
         tracing::warn!(
             redis.target = %self.endpoint, redis.address = %address, link = self.handshake.name, reason,
             "lost the connection to Redis"
