@@ -21,7 +21,7 @@ impl Core {
         held: Option<Number>,
         before: usize,
     ) -> Option<Frame> {
-        if !self.locks.quota().is_limited() {
+        if !self.locks.quota().has_policy() {
             return None;
         }
         let held = held.and_then(|number| self.leases.get(number));

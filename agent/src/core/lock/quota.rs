@@ -37,7 +37,7 @@ impl Quota {
         self.policy = policy;
     }
 
-    pub(super) fn is_limited(&self) -> bool {
+    pub(super) fn has_policy(&self) -> bool {
         self.policy.is_some()
     }
 
