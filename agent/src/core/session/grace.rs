@@ -194,13 +194,13 @@ impl Core {
             return Verdict::No("refused", Frame::Error(sentence.to_owned()));
         }
         // Commands of the old connection end first, so that none of them changes what the new one receives.
-        let asking = |number: &Number| {
+        let updating = |number: &Number| {
             let hold = self.leases.get(*number).and_then(|hold| hold.update);
             hold.is_some_and(|op| self.ops.contains(op) || self.red.contains(op))
         };
         let settled = grace.unverified == 0
             && session.multi.is_empty()
-            && !session.holds.values().any(asking);
+            && !session.holds.values().any(updating);
         if grace.away.is_some() && settled {
             Verdict::Ready(target)
         } else {
