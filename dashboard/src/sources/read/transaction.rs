@@ -152,7 +152,7 @@ pub(super) async fn transactions(
             let mut replies = replies.into_iter();
             for (job, (size, own)) in jobs.into_iter().zip(sizes) {
                 let block = replies.by_ref().take(size).collect();
-                match evaluated(caller.facts(), &job, block, own)? {
+                match evaluate_block(caller.facts(), &job, block, own)? {
                     Outcome::Read(reading) => {
                         findings.found.push(Found { name: job.name, stamp, reading });
                     }
@@ -274,7 +274,7 @@ pub(super) enum Outcome {
 }
 
 /// Evaluates the replies to a job. The first `own` commands of its transaction concern the lock's own key.
-fn evaluated(
+fn evaluate_block(
     facts: &ServerFacts,
     job: &Job,
     mut block: Vec<Result<Value, ServerError>>,
@@ -307,12 +307,12 @@ fn evaluated(
         Some(Err(error)) if let Some(redirect) = error.redirect() => {
             Ok(Outcome::Redirected(redirect))
         }
-        _ => outcome(job, refused, exec),
+        _ => evaluate_exec(job, refused, exec),
     }
 }
 
-/// Takes the results of a read without a transaction, in the form of EXEC's reply: null if the lock changed meanwhile, as for a
-/// transaction that was not run. An error that they contain is what remains of the block.
+/// Takes the results of a read without a transaction, in the form of EXEC's reply: null if the lock changed meanwhile, as
+/// for a transaction that was not run. If a reply is an error, returns `None` and leaves the replies in the block.
 fn as_exec(
     job: &Job,
     block: &mut Vec<Result<Value, ServerError>>,
@@ -327,8 +327,8 @@ fn as_exec(
     Some(Ok(if unchanged { Value::Array(results) } else { Value::Nil }))
 }
 
-/// Evaluates the replies of a node that has the lock.
-fn outcome(
+/// Evaluates EXEC's reply from a node that has the lock, or the refusal of a command before it.
+fn evaluate_exec(
     job: &Job,
     refused: Option<ServerError>,
     exec: Option<Result<Value, ServerError>>,
