@@ -17,6 +17,7 @@ use log::LogLimits;
 pub use log::{Bounded, LogLine};
 pub use report::{Gauges, Report};
 
+/// The server of a script or a subscription. A cluster counts as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Node {
     /// The server of all kinds but red.

@@ -75,7 +75,7 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) early: Option<Box<Early>>,
     /// Its worker is dead: it is kept from others for a while.
     pub(in crate::core) kept_back: Option<Box<KeptBack>>,
-    /// Reentrancy count, as the owner knows it.
+    /// The hold count, as the owner knows it.
     pub(in crate::core) count: u32,
     /// Consecutive failed renewals.
     pub(in crate::core) failures: u32,

@@ -209,8 +209,8 @@ impl LeaseTable {
         cleared
     }
 
-    /// Makes all such holds due for a renewal, which also verifies them. Those that Redis does not have yet are renewed
-    /// once it has them.
+    /// Counts a renewal, which also verifies, of all such holds as begun, and returns them. Those that Redis does not have
+    /// yet are renewed once it has them.
     pub(in crate::core) fn renew_now(
         &mut self,
         now: Moment,
@@ -232,7 +232,7 @@ impl LeaseTable {
         due
     }
 
-    /// Counts a renewal as begun, unless the hold may lapse. Returns its index if it was.
+    /// Counts a renewal as begun, unless the hold is left to lapse. Returns its index if it was.
     pub(in crate::core) fn begin_renewal(&mut self, number: Number) -> Option<HoldIndex> {
         self.change(number, |hold| {
             hold.renewing |= !hold.lapsing;

@@ -118,6 +118,7 @@ impl LockState {
             && self.queue.is_empty()
             && !matches!(self.contest, Contest::Attempting(_))
     }
+
     /// Returns the local holds.
     pub(in crate::core) fn holds(&self) -> impl Iterator<Item = Number> {
         self.hold.iter().chain(&self.readers).copied()

@@ -155,7 +155,7 @@ impl Core {
         self.run_ready();
     }
 
-    /// Returns the pause before a retry: 0, 10 ms, 20 ms … up to 500 ms, with jitter.
+    /// Returns the pause before a retry: 10 ms, doubled with each failure up to 500 ms, plus jitter.
     pub(in crate::core) fn pause(&mut self, failures: u32) -> Duration {
         let base = Duration::from_millis(5 << failures.clamp(1, 7)).min(Duration::from_millis(500));
         base + base * self.numbers.percent(50) / 100

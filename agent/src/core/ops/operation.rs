@@ -58,7 +58,8 @@ pub(in crate::core) trait Operation {
         (Node::Main, Lane::Commands)
     }
 
-    /// Returns the command that is over once it is answered: the script is not repeated for it. The name is its lock's.
+    /// Returns the command that the script serves, with the name of its lock, if the script is not repeated once that
+    /// command is answered.
     fn command(&self) -> Option<(ReplyTo, &LockName)> {
         None
     }

@@ -35,7 +35,7 @@ impl Ending {
         }
     }
 
-    /// Answers the command that waits for the end, since Redis does not confirm that the hold is gone.
+    /// Takes the waiting command, and returns the answer to it: Redis does not confirm that the hold is gone.
     pub(in crate::core) fn silence(&mut self, why: &str) -> Option<Silence> {
         let reply = Core::unconfirmed_end(&self.name, why);
         self.reply_to.take().map(|reply_to| Silence {

@@ -40,9 +40,9 @@ pub(in crate::core) struct HoldUpdate {
 /// The requested change.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) enum Change {
-    /// One more hold. With a lease it stays fixed, without one the watchdog renews it from now on.
+    /// One more entry. With a lease the hold stays fixed; without one the watchdog renews it from now on.
     Reenter(Option<Lease>),
-    /// One hold fewer.
+    /// One entry fewer.
     Partial,
     /// A fixed lease from now, or renewal by the watchdog.
     Extend(Option<Lease>),
@@ -145,6 +145,7 @@ pub(in crate::core) struct EarlyHandOver {
     pub(in crate::core) ended: Vec<Ending>,
 }
 
+/// The removal of a number that nobody holds.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Undo {
     /// The instant before which it is not sent.
@@ -253,7 +254,8 @@ pub(in crate::core) enum NodeVerb {
         quorum: OpId,
         update: HoldUpdate,
     },
-    /// Removes a number. A retry that finds nothing before `valid_until` counts as the release, and so does what is sent later.
+    /// Removes a number. A script that finds nothing counts as the release if it is a retry before `valid_until`, or was
+    /// sent later.
     Release {
         quorum: OpId,
         name: LockName,

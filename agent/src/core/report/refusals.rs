@@ -81,7 +81,7 @@ impl Core {
         Frame::Error(format!("UNAVAILABLE `{name}`: {}", one_line(what)))
     }
 
-    /// Answers a command that waits for the end of a hold in Redis, which Redis does not confirm.
+    /// Returns the answer to a command that waits for the end of a hold, which Redis does not confirm.
     pub(in crate::core) fn unconfirmed_end(name: &LockName, why: &str) -> Frame {
         Frame::Error(format!(
             "UNAVAILABLE `{name}` is no longer yours, and the agent goes on releasing it in Redis: {}",

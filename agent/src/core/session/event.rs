@@ -47,7 +47,7 @@ impl Event {
         }
     }
 
-    /// Returns the event with that word: word, name, kind, and details.
+    /// Returns the parts of the event: that word, the name, the kind, and details.
     pub(super) fn frames(&self, word: &'static str, name: &LockName, kind: Kind) -> Vec<Frame> {
         let mut frames =
             vec![Frame::word(word), Frame::bytes(name.as_bytes()), Frame::word(kind.as_str())];

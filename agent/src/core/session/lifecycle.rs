@@ -14,7 +14,7 @@ use crate::protocol::command::Command;
 use crate::protocol::resp::Outgoing;
 use crate::types::{ConnectionId, End, Peer, Secret};
 
-/// The holds of a session that are released at once when it ends. The next ones follow after an interval each.
+/// The number of holds of an ended session that are released at once. As many follow after each interval.
 const RELEASES_AT_ONCE: usize = 500;
 const RELEASE_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -109,7 +109,7 @@ impl Core {
         }
         let holds: BTreeSet<_> = session.holds.values().copied().collect();
         for (index, number) in holds.into_iter().enumerate() {
-            // Others would wait until tens of thousands of releases are done.
+            // Otherwise other sessions would wait until tens of thousands of releases are done.
             let turn = u32::try_from(index / RELEASES_AT_ONCE).unwrap_or(u32::MAX);
             let until = until.max(self.now + RELEASE_INTERVAL * turn);
             if until > self.now {

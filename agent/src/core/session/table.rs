@@ -256,7 +256,7 @@ impl SessionTable {
         Some(resuming)
     }
 
-    /// Takes a connection's pending RESUME, for which its session no longer wakes it.
+    /// Takes a connection's pending RESUME, and removes it from those that wait for its session.
     pub(super) fn cancel_resuming(&mut self, asker: ConnectionId) -> Option<Resuming> {
         let resuming = self.take_resuming(asker)?;
         let target = self.connection_of(resuming.session);
