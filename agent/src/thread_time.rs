@@ -208,7 +208,7 @@ impl ThreadTime {
         }
     }
 
-    /// Assigns each user another share. Returns whether connections wait for the next pass.
+    /// Gives each user a share of a new pass. Returns whether connections wait for the next pass.
     fn begin_pass(&self) -> bool {
         let mut users = self.users();
         let share = users.share(now());

@@ -1,4 +1,5 @@
-//! The core's connections to one Redis server: two for scripts, one for messages.
+//! The core's connections to one Redis server: two for scripts, one for messages, and with
+//! `--min-replicas` two more for scripts that replicas must confirm.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -85,7 +86,7 @@ struct News {
     evicts: Option<bool>,
     /// The run id of the server.
     run_id: Option<String>,
-    /// It is one node of several, each with a part of the locks.
+    /// It is a node of a cluster, or one of the servers of red locks.
     part: bool,
     /// It has replicas, and nothing ensures that they have the locks.
     unguarded: bool,

@@ -202,8 +202,8 @@ impl Decoder {
     }
 }
 
-/// Parses the decimal number from `start` to the end of its line and returns it with the start of the next line; none
-/// while the line is incomplete.
+/// Parses the decimal number from `start` to the end of its line and returns it with the start of the next line;
+/// `None` while the line is incomplete.
 fn length(
     input: &[u8],
     start: usize,

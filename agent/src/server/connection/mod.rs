@@ -47,7 +47,7 @@ const COMMANDS_PER_TURN: usize = 32;
 /// The time after which a listing for which there was no memory is tried again.
 const MEMORY_RETRY: Duration = Duration::from_millis(10);
 
-/// The bytes of unanswered commands for which there is room, for each of `--max-waiters`: a LOCK that waits has about as many.
+/// The room for unanswered commands, in bytes for each of `--max-waiters`: about the size of a LOCK that waits.
 pub const BYTES_OF_COMMAND: usize = 512;
 
 /// The state that all connections share.
@@ -120,7 +120,7 @@ struct Connection<'a, Gone> {
     id: ConnectionId,
     shared: &'a Shared,
     process: Option<Arc<Process>>,
-    /// Resolves when the worker disconnects or the agent stops.
+    /// Resolves when the worker disconnects, the agent stops, or the connection is evicted.
     disconnect: Pin<&'a mut Gone>,
     replies: mpsc::Receiver<Outgoing>,
     client: ClientState,
@@ -285,7 +285,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         Ok(true)
     }
 
-    /// Has the session's grace end with the worker's process, even once the connection has closed, or no longer.
+    /// Sets whether the death of the worker's process ends the session's grace, even after the connection has closed.
     fn watch_process(&mut self, on: bool) -> Result<(), Closed> {
         let watch = self.process.as_ref().filter(|_| on).map(|process| {
             let (keep, kept) = oneshot::channel();
@@ -336,7 +336,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         self.notify_core(Input::Command(self.id, command))
     }
 
-    /// Counts a command that the core will answer, or will put the answer of in its place.
+    /// Counts a command that the core will answer, or whose answer by this connection passes through the core.
     fn count_command(&mut self, bytes: usize) {
         self.sent += 1;
         let bytes = u32::try_from(bytes + size_of::<Command>()).unwrap_or(u32::MAX);
