@@ -187,7 +187,7 @@ fn check(step: &Step, error: ServerError) -> Result<(), ConnectError> {
     Ok(())
 }
 
-/// Reads from HELLO what an account may know that may not use INFO.
+/// Reads the facts in HELLO, for an account that may not use INFO.
 async fn read_hello(wire: &mut Wire, info: &mut ServerInfo) -> Result<(), ConnectError> {
     let sent = wire.send(&cmd("HELLO").get_packed_command()).await;
     sent.map_err(|error| ConnectError::Broken(format!("the connection broke: {error}")))?;

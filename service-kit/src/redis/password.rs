@@ -52,8 +52,7 @@ impl Password {
         Ok(Self(Source::File(Arc::new(file))))
     }
 
-    /// Returns the password of this moment. While its file cannot be read, the last one stays in use, and the log has the
-    /// reason.
+    /// Returns the current password. While its file cannot be read, the last one stays in use, and the log has the reason.
     pub(super) async fn current(&self) -> Secret {
         match &self.0 {
             Source::Text(secret) => secret.clone(),

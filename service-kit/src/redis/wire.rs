@@ -144,7 +144,7 @@ impl Wire {
         self.stream.flush().await
     }
 
-    /// The next reply that has been read already.
+    /// Returns the next reply that has been read completely, if any.
     pub(crate) fn buffered(&mut self) -> Result<Option<Frame>, String> {
         decode(&mut self.received)
     }

@@ -88,7 +88,7 @@ pub enum PubSubEvent {
 }
 
 impl PubSubEvent {
-    /// The bytes that the server determines.
+    /// Returns the number of bytes that the server determines.
     fn size(&self) -> usize {
         match self {
             Self::Message { channel, pattern, payload } => {

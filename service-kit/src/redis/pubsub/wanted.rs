@@ -44,7 +44,7 @@ pub(super) struct Wanted {
 #[derive(Debug, Default)]
 struct Sets {
     wanted: HashSet<Topic>,
-    /// `None` without a connection, which would have to be sent everything wanted.
+    /// `None` without a connection: a new one is sent everything that is wanted.
     changed: Option<HashSet<Topic>>,
 }
 

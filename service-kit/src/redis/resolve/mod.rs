@@ -14,8 +14,7 @@ use super::deployment::{ClusterTarget, Deployment};
 use super::endpoint::Endpoint;
 use crate::shutdown::Shutdown;
 
-/// Returns the endpoint of a deployment with one server at a time. Its name, or its
-/// sentinels, are queried from now on.
+/// Returns the endpoint of a deployment with one server at a time. Its name, or its sentinels, are queried from now on.
 ///
 /// # Errors
 ///
