@@ -33,7 +33,7 @@ const USUAL_SPAN_MS: u64 = 3_600_000;
 #[derive(Debug, Clone)]
 pub struct App(Arc<Inner>);
 
-/// The dashboard's name and version.
+/// The parts of the settings that pages and bundles show.
 #[derive(Debug, Default)]
 pub struct About {
     pub environment: Option<String>,
@@ -48,11 +48,11 @@ pub struct About {
 pub struct Inner {
     /// The published state of the model.
     pub hub: Arc<Hub>,
-    /// The connection to the model.
+    /// The handle to the model.
     pub model: ModelHandle,
     /// The states of the sources.
     pub sources: Arc<Sources>,
-    /// The dashboard's name and version.
+    /// The parts of the settings that pages and bundles show.
     pub about: About,
     pub streams: Streams,
     /// The locks that visitors look at.

@@ -53,7 +53,7 @@ impl Deadlines {
     pub(super) fn set(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
         let (queue, bucket) = (self.queue, at.as_micros().div_ceil(WIDTH));
         match due {
-            // The lock's bucket is due too early; the lock then moves to another bucket.
+            // The lock's bucket is due no later. Once it is due, the lock moves to the bucket of its deadline.
             Some(due) if due.queue == queue && due.bucket <= bucket => due.at = at,
             _ => {
                 *due = Some(Due { at, queue, close_left: 0, bucket });

@@ -73,7 +73,9 @@ pub struct Model {
     ticked: Moment,
     /// The state of an earlier run, for locks that have not been observed again yet.
     restored: HashMap<LockId, RestoredLock>,
+    /// The number of records in all scopes.
     lock_count: usize,
+    /// The published snapshot is outdated, even if no lock has changed.
     stale: bool,
     names: OwnerNames,
     /// The problems that have ended, latest first.

@@ -393,7 +393,7 @@ impl Releases {
         }
     }
 
-    /// Tells the model the holders whose holds a request may end from now on.
+    /// Announces to the model the holders whose holds a request may end from now on.
     async fn announce(&self, scope: ScopeId, offer: &Offer, holders: Vec<HolderId>) {
         let (name, at) = (offer.id.name.clone(), now());
         self.model.observe(scope, Observation::ForceRelease { name, holders, at }).await;

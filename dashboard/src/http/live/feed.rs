@@ -260,7 +260,7 @@ impl Feed {
     }
 }
 
-/// Awaits some work and returns its output with the CPU time that it took, on all threads.
+/// Awaits some work. Returns its output with the CPU time of its polls.
 async fn with_cpu_time<F: Future>(work: F) -> (F::Output, Duration) {
     let mut work = pin!(work);
     let mut cpu_time = Duration::ZERO;
