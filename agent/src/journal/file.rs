@@ -154,8 +154,8 @@ impl File {
         self.file.is_none() || self.length > SMALL.max(self.compacted_length * 4)
     }
 
-    /// Appends lines. After a failure the next write must replace the file, and so if this returns false: the file was
-    /// removed, replaced or truncated meanwhile, so that the next agent would not find the lines.
+    /// Appends lines. Returns false if the file was removed, replaced or truncated meanwhile, so that the next agent would
+    /// not find the lines. The next write must then replace the file, as after a failure.
     ///
     /// # Errors
     /// Fails if not all lines could be written; the file then contains none of them.

@@ -91,7 +91,7 @@ impl Restored {
         session.holds.into_values().for_each(|hold| self.abandon(hold, Moment::default()));
     }
 
-    /// Marks a hold without an owner for removal from Redis after that instant.
+    /// Takes a hold from its owner, to be removed from Redis after that instant.
     fn abandon(&mut self, hold: HoldRecord, after: Moment) {
         let HoldRecord { number, lock, kind, .. } = hold;
         self.held.remove(&number);

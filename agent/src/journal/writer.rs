@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::file::{self, File};
 use super::record::Record;
 
-/// The most bytes that may wait for a stalled disk; further records fail at once.
+/// The most bytes that may wait for the current write. If there are more, the next write replaces the file.
 const MAX_QUEUED: usize = 16 << 20;
 
 /// The delay before a failed write is retried, unless new records come first.
@@ -36,7 +36,7 @@ pub struct Outcome {
 pub struct Writer {
     /// The file while no write is in progress.
     idle: Option<File>,
-    /// Whether the file was still in place after the write.
+    /// The current write. It returns the file, and whether that was still in place afterwards.
     busy: Option<JoinHandle<(File, io::Result<bool>)>>,
     /// The number of the last record of the current write.
     writing: u64,
