@@ -229,7 +229,7 @@ impl<T: Listed> Query<T> {
         Ok(query)
     }
 
-    /// Returns the position of the first or last row of the page, and true if it is the last.
+    /// Returns the position that the page comes after or before, and true if it comes before it.
     pub(super) fn edge(&self) -> Option<(Position<'_>, bool)> {
         self.edge.as_ref().map(|edge| (edge.position(), edge.back))
     }

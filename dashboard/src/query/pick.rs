@@ -142,9 +142,9 @@ impl<'s> Candidate<'s> {
 #[derive(Debug)]
 struct Page<'q, 's> {
     query: &'q Query<LockRow>,
-    /// The position of the first or last row of the page.
+    /// The position that the page comes after or before.
     edge: Option<Position<'q>>,
-    /// True if it is the last row.
+    /// True if the page comes before it.
     goes_back: bool,
     descends: bool,
     /// The rows nearest to the edge, or the first ones, up to twice the size of the page.
