@@ -50,7 +50,7 @@ struct Notifications {
 }
 
 impl Notifications {
-    /// What may be sent by a server that does not offer its setting.
+    /// All notifications: a server that does not offer its setting may send any.
     const ANY: Self = Self { keys: true, expired: true };
 
     /// Parses the setting `notify-keyspace-events`.
