@@ -80,7 +80,7 @@ pub(super) async fn check(
     let mut holders = Holders::default();
     for database in &databases {
         holders.count_active(database.surveyor.survey());
-        look_up(database, &mut holders).await.map_err(said)?;
+        look_up(database, &mut holders).await;
     }
     for database in databases {
         let (findings, summary) = finish(database, &holders, limit, parts).await?;
@@ -293,15 +293,15 @@ async fn read_again(databases: &mut [Database]) -> Result<(), String> {
     Ok(())
 }
 
-/// Looks up the suspicious locks' holders in the holder registry.
-async fn look_up(database: &Database, holders: &mut Holders) -> Result<(), CallError> {
+/// Looks up the suspicious locks' holders in the holder registry, as far as the account and the nodes allow.
+async fn look_up(database: &Database, holders: &mut Holders) {
     let survey = database.surveyor.survey();
     let lookups = database.suspects.iter().filter_map(|name| Some((name, survey.locks.get(name)?)));
     let lookups: Vec<Lookup> = lookups
         .flat_map(|(name, lock)| lock.hash.holders.iter().map(|holder| (holder.id, name.clone())))
         .collect();
     for lookups in lookups.chunks(LOOKUP).take(MAX_LOOKUPS) {
-        let Ok(report) = database.registry.look_up(lookups.to_vec()).await? else { return Ok(()) };
+        let Ok(report) = database.registry.look_up(lookups.to_vec()).await else { return };
         let agents: HashMap<ClientId, Presence> = report.agents.into_iter().collect();
         for (_, id, identity) in report.holders {
             let standing = match (identity, agents.get(&id.client)) {
@@ -314,7 +314,6 @@ async fn look_up(database: &Database, holders: &mut Holders) -> Result<(), CallE
             holders.standing.insert(id, standing);
         }
     }
-    Ok(())
 }
 
 /// Judges one database.

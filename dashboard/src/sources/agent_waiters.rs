@@ -85,14 +85,11 @@ impl WaiterReader {
         registry: &Registry,
         known: &KnownAgents,
         holders: HashSet<ClientId>,
-    ) -> Result<Result<Vec<AgentWaiters>, ServerError>, CallError> {
+    ) -> Result<Vec<AgentWaiters>, ServerError> {
         let mut lists = Vec::new();
         let agents = self.choose(known.of(scope).into_iter().chain(holders));
         for agents in agents.chunks(VALUES) {
-            match registry.waiters(agents).await? {
-                Ok(read) => lists.extend(read),
-                Err(refused) => return Ok(Err(refused)),
-            }
+            lists.extend(registry.waiters(agents).await?);
         }
         lists.retain(|list| !list.locks.is_empty() || self.waiting.contains(&list.agent));
         for list in &lists {
@@ -104,7 +101,7 @@ impl WaiterReader {
         for list in &mut lists {
             list.locks.retain(|awaited| registry.share.has(&awaited.lock));
         }
-        Ok(Ok(lists))
+        Ok(lists)
     }
 
     /// Chooses the agents of this round: in turn, those with waiters, and some of the others.
@@ -133,11 +130,8 @@ pub(super) fn next_part<T: Clone + Ord>(
 }
 
 impl Registry {
-    /// Reads the values of these agents. The inner error is a refusal of Redis.
-    async fn waiters(
-        &self,
-        agents: &[ClientId],
-    ) -> Result<Result<Vec<AgentWaiters>, ServerError>, CallError> {
+    /// Reads the values of these agents, except those whose node of the cluster does not reply.
+    async fn waiters(&self, agents: &[ClientId]) -> Result<Vec<AgentWaiters>, ServerError> {
         let at = Time::now();
         let range = |agent: &ClientId| {
             vec![
@@ -147,26 +141,31 @@ impl Registry {
                 (MAX_VALUE - 1).to_string().into(),
             ]
         };
-        let replies = self.send(agents.iter().map(range).collect()).await?;
+        let replies = self.send(agents.iter().map(range).collect()).await;
         if let Some(denied) = denial(&replies) {
-            return Ok(Err(denied));
+            return Err(denied);
         }
+        let value = |reply| match reply {
+            Ok(Value::BulkString(value)) => Some(value),
+            // A key of another type is not an agent's.
+            Err(CallError::Refused(error)) if error.is_wrong_type() => Some(Vec::new()),
+            _ => None,
+        };
         let values: HashMap<ClientId, Vec<u8>> = agents
             .iter()
             .zip(replies)
-            .filter_map(|(agent, reply)| match reply {
-                Ok(Value::BulkString(value)) if !value.is_empty() => Some((*agent, value)),
-                _ => None,
-            })
+            .filter_map(|(agent, reply)| Some((*agent, value(reply)?)))
             .collect();
         let keys = self.keys.as_ref().map(AgentKeys::now);
         let hosts = match &keys {
-            Some(_) => self.short_hosts(values.keys().copied().collect()).await?,
+            Some(_) => {
+                let published = values.iter().filter(|(_, value)| !value.is_empty());
+                self.short_hosts(published.map(|(agent, _)| *agent).collect()).await
+            }
             None => HashMap::new(),
         };
         let wall = SteadyMillis::now().to_wall();
-        let list = |agent: &ClientId| {
-            let value = values.get(agent).map(Vec::as_slice).unwrap_or_default();
+        let list = |(agent, value): (&ClientId, &Vec<u8>)| {
             let host = hosts.get(agent).map(Vec::as_slice).unwrap_or_default();
             let key = keys::agent_waiters(agent);
             let believed = keys.as_ref().is_none_or(|keys| {
@@ -178,16 +177,13 @@ impl Registry {
             let locks = if believed { awaited(agent, value, at.steady()) } else { Vec::new() };
             AgentWaiters { agent: *agent, locks, at }
         };
-        Ok(Ok(agents.iter().map(list).collect()))
+        Ok(values.iter().map(list).collect())
     }
 
     /// Reads the hosts of agents, except those that are too long.
-    async fn short_hosts(
-        &self,
-        agents: Vec<ClientId>,
-    ) -> Result<HashMap<ClientId, Vec<u8>>, CallError> {
+    async fn short_hosts(&self, agents: Vec<ClientId>) -> HashMap<ClientId, Vec<u8>> {
         let length = |agent: &ClientId| vec!["HSTRLEN".into(), keys::agent(agent), "host".into()];
-        let lengths = self.send(agents.iter().map(length).collect()).await?;
+        let lengths = self.send(agents.iter().map(length).collect()).await;
         let short = agents.into_iter().zip(lengths).filter(|(_, length)| {
             let length = length.as_ref().ok().and_then(integer);
             length.is_some_and(|length| (1..=MAX_HOST).contains(&length))

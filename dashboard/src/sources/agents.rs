@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use redisson::{ClientId, HolderId};
-use service_kit::redis::{CallError, ServerError};
+use service_kit::redis::ServerError;
 
 use super::agent_waiters::{KnownAgents, WaiterReader, next_part};
 use super::registry::{Lookup, Registry};
@@ -63,33 +63,30 @@ impl Agents {
         }
     }
 
-    /// Looks up some of the holders. Returns the error if Redis refuses the lookup.
-    pub(super) async fn look_up(&mut self) -> Result<Option<ServerError>, CallError> {
+    /// Looks up some of the holders.
+    ///
+    /// # Errors
+    /// Fails if Redis denies the lookup.
+    pub(super) async fn look_up(&mut self) -> Result<(), ServerError> {
         let lookups = self.choose();
-        if lookups.is_empty() {
-            return Ok(None);
+        if !lookups.is_empty() {
+            let report = self.registry.look_up(lookups).await?;
+            self.model.observe(self.scope.id, Observation::AgentReport(report)).await;
         }
-        match self.registry.look_up(lookups).await? {
-            Ok(report) => {
-                self.model.observe(self.scope.id, Observation::AgentReport(report)).await;
-                Ok(None)
-            }
-            Err(refused) => Ok(Some(refused)),
-        }
+        Ok(())
     }
 
-    /// Reads the locks that the workers of agents wait for. Returns the error if Redis refuses the read.
-    pub(super) async fn read_waiters(&mut self) -> Result<Option<ServerError>, CallError> {
+    /// Reads the locks that the workers of agents wait for.
+    ///
+    /// # Errors
+    /// Fails if Redis denies the read.
+    pub(super) async fn read_waiters(&mut self) -> Result<(), ServerError> {
         let agents = self.active.iter().flatten().copied().collect();
-        match self.waiters.read(&self.scope, &self.registry, &self.known, agents).await? {
-            Ok(lists) => {
-                for list in lists {
-                    self.model.observe(self.scope.id, Observation::AgentWaiters(list)).await;
-                }
-                Ok(None)
-            }
-            Err(refused) => Ok(Some(refused)),
+        let lists = self.waiters.read(&self.scope, &self.registry, &self.known, agents).await?;
+        for list in lists {
+            self.model.observe(self.scope.id, Observation::AgentWaiters(list)).await;
         }
+        Ok(())
     }
 
     /// Chooses the holders of this round. At least half of them have no identity yet, if there are enough such holders.

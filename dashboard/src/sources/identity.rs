@@ -97,26 +97,18 @@ impl Identity {
         }
     }
 
-    /// Reports the holder registry to the model. Returns a reason if it cannot be read.
+    /// Reports the holder registry to the model. Returns a reason if it may not be read.
     async fn report_agents(&mut self) -> Option<String> {
         let mut denied = None;
         for agents in &mut self.agents {
-            match agents.look_up().await {
-                Ok(None) => {}
-                Ok(Some(refused)) => {
-                    denied =
-                        Some(format!("the holder registry of the agents is not read: {refused}"));
-                }
-                // The connection reports its own state; the next round follows soon.
-                Err(error) => tracing::debug!(%error, "holder registry not read"),
+            if let Err(refused) = agents.look_up().await {
+                denied = Some(format!("the holder registry of the agents is not read: {refused}"));
             }
-            match agents.read_waiters().await {
+            if let Err(refused) = agents.read_waiters().await {
                 // If the rest of the registry is not readable either, this is already reported.
-                Ok(Some(refused)) if denied.is_none() => {
-                    denied = Some(format!("the waiters of the agents are not read: {refused}"));
-                }
-                Ok(_) => {}
-                Err(error) => tracing::debug!(%error, "waiters of agents not read"),
+                denied.get_or_insert_with(|| {
+                    format!("the waiters of the agents are not read: {refused}")
+                });
             }
         }
         denied

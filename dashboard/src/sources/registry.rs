@@ -41,24 +41,21 @@ pub struct Registry {
 pub type Lookup = (HolderId, LockName);
 
 impl Registry {
-    /// Looks up holders. The inner error is Redis' refusal.
+    /// Looks up holders. The report leaves out agents whose node of the cluster does not reply.
     ///
     /// # Errors
-    /// Fails if there is no reply.
-    pub async fn look_up(
-        &self,
-        lookups: Vec<Lookup>,
-    ) -> Result<Result<AgentReport, ServerError>, CallError> {
+    /// Fails if Redis denies the lookup.
+    pub async fn look_up(&self, lookups: Vec<Lookup>) -> Result<AgentReport, ServerError> {
         let at = Time::now();
         let mut agents: Vec<ClientId> = lookups.iter().map(|(id, _)| id.client).collect();
         agents.sort_unstable();
         agents.dedup();
-        let replies = self.send(length_commands(&agents, &lookups)).await?;
+        let replies = self.send(length_commands(&agents, &lookups)).await;
         if let Some(denied) = denial(&replies) {
-            return Ok(Err(denied));
+            return Err(denied);
         }
         // A key of another type is not an agent's key.
-        let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
+        let length = |reply: &Result<Value, CallError>| reply.as_ref().ok().and_then(integer);
         let (of_agents, of_holders) = replies.split_at(agents.len() * AGENT_COMMANDS);
         let present: Vec<(ClientId, Presence)> = agents
             .iter()
@@ -73,11 +70,11 @@ impl Registry {
         let hosted = hosted.filter(|(_, lengths)| {
             length(&lengths[1]).is_some_and(|length| (1..=MAX_HOST).contains(&length))
         });
-        let hosts = self.hosts(hosted.map(|(id, _)| *id).collect()).await?;
+        let hosts = self.hosts(hosted.map(|(id, _)| *id).collect()).await;
         let short = lookups.iter().zip(of_holders).filter(|(_, reply)| {
             length(reply).is_some_and(|length| (1..=MAX_ENTRY).contains(&length))
         });
-        let entries = self.entries(short.map(|((id, _), _)| *id).collect()).await?;
+        let entries = self.entries(short.map(|((id, _), _)| *id).collect()).await;
         let keys = self.keys.as_ref().map(AgentKeys::now);
         let wall = SteadyMillis::now().to_wall();
         let mut holders = Vec::with_capacity(lookups.len());
@@ -94,27 +91,21 @@ impl Registry {
             let identity = (length > 0).then(|| identity(entry, &place, keys.as_ref(), wall));
             holders.push((lock, id, identity));
         }
-        Ok(Ok(AgentReport { agents: present, holders, at }))
+        Ok(AgentReport { agents: present, holders, at })
     }
 
-    pub(super) async fn hosts(
-        &self,
-        agents: Vec<ClientId>,
-    ) -> Result<HashMap<ClientId, Vec<u8>>, CallError> {
+    pub(super) async fn hosts(&self, agents: Vec<ClientId>) -> HashMap<ClientId, Vec<u8>> {
         let command = |id: &ClientId| vec!["HMGET".into(), keys::agent(id), "host".into()];
-        let replies = self.send(agents.iter().map(command).collect()).await?;
+        let replies = self.send(agents.iter().map(command).collect()).await;
         let hosts = agents.into_iter().zip(replies).filter_map(|(id, reply)| {
             let Ok(Value::Array(values)) = reply else { return None };
             let Some(Value::BulkString(host)) = values.into_iter().next() else { return None };
             Some((id, host))
         });
-        Ok(hosts.collect())
+        hosts.collect()
     }
 
-    async fn entries(
-        &self,
-        lookups: Vec<HolderId>,
-    ) -> Result<HashMap<HolderId, Vec<u8>>, CallError> {
+    async fn entries(&self, lookups: Vec<HolderId>) -> HashMap<HolderId, Vec<u8>> {
         let parts: Vec<&[HolderId]> = lookups
             .chunk_by(|a, b| a.client == b.client)
             .flat_map(|of_one| of_one.chunks(FIELDS))
@@ -124,7 +115,7 @@ impl Registry {
             command.extend(part.iter().map(|id| id.thread.to_string().into_bytes()));
             command
         };
-        let replies = self.send(parts.iter().map(command).collect()).await?;
+        let replies = self.send(parts.iter().map(command).collect()).await;
         let mut entries = HashMap::new();
         for (part, reply) in parts.into_iter().zip(replies) {
             let Ok(Value::Array(values)) = reply else { continue };
@@ -134,25 +125,19 @@ impl Registry {
                 }
             }
         }
-        Ok(entries)
+        entries
     }
 
-    /// Sends commands in pipelines of bounded length.
-    pub(super) async fn send(
-        &self,
-        commands: Vec<Vec<Vec<u8>>>,
-    ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
-        // An agent's keys may be on another node than the lock.
+    /// Sends commands in pipelines of bounded length. An agent's keys may be on another node of a cluster than the lock:
+    /// if that node does not reply, only the commands for it fail.
+    pub(super) async fn send(&self, commands: Vec<Vec<Vec<u8>>>) -> Vec<Result<Value, CallError>> {
         let mut by_node: HashMap<Option<Address>, (Link, Vec<usize>)> = HashMap::new();
+        let mut replies: Vec<_> = commands.iter().map(|_| Err(no_node())).collect();
         for (index, command) in commands.iter().enumerate() {
             let key = command.get(1).map(Vec::as_slice).unwrap_or_default();
-            let Some((node, link)) = self.share.link_of(key, &self.link) else {
-                let reason = "no node is known to have the agent's keys".to_owned();
-                return Err(CallError::Unsent { reason });
-            };
+            let Some((node, link)) = self.share.link_of(key, &self.link) else { continue };
             by_node.entry(node).or_insert_with(|| (link, Vec::new())).1.push(index);
         }
-        let mut replies: Vec<Option<Result<Value, ServerError>>> = vec![None; commands.len()];
         for (link, indexes) in by_node.into_values() {
             for indexes in indexes.chunks(COMMANDS) {
                 let mut pipeline = redis::Pipeline::new();
@@ -163,13 +148,25 @@ impl Registry {
                     }
                     pipeline.add_command(words);
                 }
-                for (index, reply) in indexes.iter().zip(link.pipeline(pipeline).await?) {
-                    replies[*index] = Some(reply);
+                match link.pipeline(pipeline).await {
+                    Ok(of_node) => {
+                        for (index, reply) in indexes.iter().zip(of_node) {
+                            replies[*index] = reply.map_err(CallError::Refused);
+                        }
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "holder registry not read");
+                        indexes.iter().for_each(|index| replies[*index] = Err(error.clone()));
+                    }
                 }
             }
         }
-        Ok(replies.into_iter().map(|reply| reply.unwrap_or(Ok(Value::Nil))).collect())
+        replies
     }
+}
+
+fn no_node() -> CallError {
+    CallError::Unsent { reason: "no node is known to have the agent's keys".to_owned() }
 }
 
 /// Returns the commands that show which of these agents and holders are published, and the lengths of their hosts and
@@ -190,7 +187,9 @@ fn length_commands(agents: &[ClientId], lookups: &[Lookup]) -> Vec<Vec<Vec<u8>>>
 }
 
 /// Returns the refusal of Redis, if the account lacks the right to read these keys.
-pub(super) fn denial(replies: &[Result<Value, ServerError>]) -> Option<ServerError> {
-    let refused = replies.iter().find_map(|reply| reply.as_ref().err());
-    refused.filter(|refused| refused.is_denied()).cloned()
+pub(super) fn denial(replies: &[Result<Value, CallError>]) -> Option<ServerError> {
+    replies.iter().find_map(|reply| match reply {
+        Err(CallError::Refused(refused)) if refused.is_denied() => Some(refused.clone()),
+        _ => None,
+    })
 }

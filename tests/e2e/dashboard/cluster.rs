@@ -1,8 +1,8 @@
 //! The dashboard on a Redis Cluster: the locks of all masters in one picture, slots that move, a master that fails.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Dashboard, RedisCluster, Reply, eventually, http};
-use redisson::LockName;
+use redisson::{ClientId, HolderId, LockName, keys};
 use serde_json::Value;
 
 use super::{HOLDER, held, lock, problems, take};
@@ -138,8 +138,7 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
     let slot = redisson::slot(name.as_bytes());
     let (mut here, mut there) = (cluster.client(0).await?, cluster.client(1).await?);
     let waiter = HOLDER.replace(":47", ":48");
-    let (queue, deadlines) =
-        (keys(redisson::keys::queue, &fair), keys(redisson::keys::deadlines, &fair));
+    let (queue, deadlines) = (key(keys::queue, &fair), key(keys::deadlines, &fair));
     take(&mut here, &name).await?;
     take(&mut here, &fair).await?;
     here.call(&format!("RPUSH {queue} {waiter}")).await?.ok()?;
@@ -247,7 +246,7 @@ async fn an_added_node_is_queried_for_its_moving_slot_and_then_scanned() -> Resu
 }
 
 /// Returns a companion key of a lock.
-fn keys(of: impl Fn(&LockName) -> Vec<u8>, name: &str) -> String {
+fn key(of: impl Fn(&LockName) -> Vec<u8>, name: &str) -> String {
     let name = LockName::new(name.as_bytes()).expect("a name");
     String::from_utf8(of(&name)).expect("text")
 }
@@ -364,6 +363,48 @@ async fn a_lock_that_cannot_be_read_has_the_reason_of_its_own_node() -> Result<(
     })
     .await;
     cluster.node(1).process().thaw()?;
+    Ok(())
+}
+
+/// Lets an agent whose registry keys are on the node at that place hold a lock, and publishes it as `host-PLACE`.
+async fn hold_at_agent(cluster: &RedisCluster, place: usize, name: &str) -> Result<()> {
+    let ids = (0..=u8::MAX).map(|n| ClientId::from_random([n; 16]));
+    let at_place = |id: &ClientId| cluster.home(&String::from_utf8_lossy(&id.text())) == place;
+    let client = ids.into_iter().find(at_place).context("no id has a slot of that node")?;
+    let id = HolderId::new(client, 1 << 60);
+    let host = format!("host-{place}");
+    let entry = r#"{"pid":7,"uid":0,"comm":"job","session":"s","since":1,"owner":0}"#;
+    let (agent, holders) = (keys::agent(&client), keys::agent_holders(&client));
+    let (agent, holders) = (String::from_utf8(agent)?, String::from_utf8(holders)?);
+    let mut node = cluster.client(place).await?;
+    node.call_args(&["HSET", &agent, "host", &host, "pid", "7"]).await?.ok()?;
+    node.call_args(&["HSET", &holders, &id.thread.to_string(), entry]).await?.ok()?;
+    let mut home = cluster.client(cluster.home(name)).await?;
+    home.call(&format!("HSET {name} {id} 1")).await?.ok()?;
+    home.call(&format!("PEXPIRE {name} 3600000")).await?.ok()?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn holders_are_identified_while_the_node_of_another_agent_is_down() -> Result<()> {
+    let mut cluster = RedisCluster::start(3, 0).await?;
+    for place in 0..3 {
+        let partly = "CONFIG SET cluster-require-full-coverage no";
+        cluster.client(place).await?.call(partly).await?.ok()?;
+    }
+    let at_first = |prefix: &str| cluster.names(prefix).swap_remove(0);
+    let (before, after) = (at_first("before:"), at_first("after:"));
+    let dashboard = Dashboard::start(&cluster.url(), &["--monitor", "off"]).await?;
+    let held_at = |host: &'static str| {
+        move |lock: &Value| lock["holders"][0]["client"]["host"].as_str() == Some(host)
+    };
+    hold_at_agent(&cluster, 2, &before).await?;
+    lock(&dashboard, &before, held_at("host-2")).await;
+    cluster.node(2).process().kill()?;
+    let lost = addresses(&mut cluster, &[2]);
+    until(&dashboard, "poll", "down", &lost).await;
+    hold_at_agent(&cluster, 1, &after).await?;
+    lock(&dashboard, &after, held_at("host-1")).await;
     Ok(())
 }
 
