@@ -14,6 +14,9 @@ const NAME: &str = "mymaster";
 
 /// The failure-detection time of sentinels that must not act, in milliseconds.
 const CALM: u32 = 600_000;
+/// The time after which a failover is given up and can be repeated, in milliseconds. Sentinels read the role of a server
+/// every ten seconds: after two failovers in that time, one may take the new master for an old one and demote it.
+const FAILOVER_TIMEOUT: u32 = 10_000;
 
 /// A replica gets its copy at once; by default the master waits some seconds for further replicas.
 const NODE: [(&str, &str); 1] = [("repl-diskless-sync-delay", "0")];
@@ -267,7 +270,8 @@ impl SentinelServer {
             let (port, second) = (random_port(), random_port());
             let mut settings = format!(
                 "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor {NAME} 127.0.0.1 {master} {quorum}\n\
-                 sentinel down-after-milliseconds {NAME} {CALM}\n",
+                 sentinel down-after-milliseconds {NAME} {CALM}\n\
+                 sentinel failover-timeout {NAME} {FAILOVER_TIMEOUT}\n",
                 folder.path().display()
             );
             if let Some(Tls { cert, key, .. }) = tls {
