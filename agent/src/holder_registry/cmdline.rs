@@ -1,11 +1,44 @@
 //! Command lines of processes, with likely secrets masked.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
+
 const MAX_CHARS: usize = 300;
+/// The time after which a read counts as hanging.
+const MAX_READ: Duration = Duration::from_secs(1);
 const SECRET_WORDS: [&str; 5] = ["pass", "token", "secret", "key", "auth"];
 const MASK: &str = "***";
 
+/// A reader of command lines. The kernel can let a read wait for as long as the process is stuck in a system call that
+/// changes its memory, so another thread reads.
+#[derive(Debug, Default)]
+pub(super) struct CommandLines {
+    /// The last read, while it has no result. No other one begins before it ends.
+    reading: Option<JoinHandle<HashMap<i32, String>>>,
+}
+
+impl CommandLines {
+    /// Returns the masked command lines of these processes, as far as they can be read, and none while a read hangs.
+    pub(super) async fn of(&mut self, pids: Vec<i32>) -> HashMap<i32, String> {
+        if self.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
+            return HashMap::new();
+        }
+        let read = move || pids.into_iter().filter_map(|pid| Some((pid, of(pid)?))).collect();
+        let reading = self.reading.insert(spawn_blocking(read));
+        let Ok(read) = timeout(MAX_READ, reading).await else {
+            tracing::warn!("reading command lines hangs; none is published until it ends");
+            return HashMap::new();
+        };
+        self.reading = None;
+        read.unwrap_or_default()
+    }
+}
+
 /// Returns the masked command line of a process; `None` if it cannot be read.
-pub(super) fn of(pid: i32) -> Option<String> {
+fn of(pid: i32) -> Option<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let args = text.split_terminator('\0');
@@ -83,10 +116,28 @@ mod tests {
         assert_eq!(line(&["x", "http://host/a@b"]), "x http://host/a@b");
     }
 
-    #[test]
-    fn the_command_line_is_read_and_truncated() {
-        let ours = of(i32::try_from(std::process::id()).unwrap()).unwrap();
+    #[tokio::test]
+    async fn command_lines_are_read_and_truncated() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let read = CommandLines::default().of(vec![pid, i32::MAX]).await;
+        let ours = &read[&pid];
         assert!(!ours.is_empty() && ours.chars().count() <= MAX_CHARS, "{ours}");
-        assert_eq!(of(i32::MAX), None);
+        assert_eq!(read.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn no_other_read_begins_while_one_hangs() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let hanging = spawn_blocking(move || {
+            ended.recv().unwrap_err();
+            HashMap::new()
+        });
+        let mut lines = CommandLines { reading: Some(hanging) };
+        assert!(lines.of(vec![pid]).await.is_empty());
+        drop(end);
+        while lines.of(vec![pid]).await.is_empty() {
+            tokio::task::yield_now().await;
+        }
     }
 }

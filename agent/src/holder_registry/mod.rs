@@ -9,7 +9,7 @@ mod cmdline;
 mod node_link;
 mod signer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,7 @@ use crate::core::Input;
 use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
 use crate::runtime::Backend;
 use crate::types::Number;
+use cmdline::CommandLines;
 use node_link::NodeLink;
 use signer::{Signer, Unsigned, VALIDITY_MS};
 
@@ -100,7 +101,7 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         booted: boot_epoch_millis(),
         published: Published::default(),
         red_only: settings.red_only,
-        cmdline: settings.cmdline,
+        command_lines: settings.cmdline.then(CommandLines::default),
         refused: None,
     };
     let stop = shutdown.token();
@@ -142,7 +143,7 @@ struct Entry<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    cmdline: Option<String>,
+    cmdline: Option<&'a str>,
     /// The end of the signature's validity, in epoch milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     expires: Option<u64>,
@@ -200,7 +201,8 @@ struct Publisher {
     booted: u64,
     published: Published,
     red_only: bool,
-    cmdline: bool,
+    /// `None` if command lines are not published.
+    command_lines: Option<CommandLines>,
     /// The latest refusal, so that a repeated one is not logged again.
     refused: Option<String>,
 }
@@ -358,13 +360,13 @@ impl Publisher {
         })
     }
 
-    async fn pipeline(&self, diff: &PublishDiff) -> Result<Pipeline, PassError> {
+    async fn pipeline(&mut self, diff: &PublishDiff) -> Result<Pipeline, PassError> {
+        let entries = self.entries(&diff.due).await.ok_or(PassError::CoreStopped)?;
         let holders = &self.holders_key;
         let mut pipeline = Pipeline::new();
         for numbers in diff.gone.chunks(BATCH) {
             pipeline.cmd("HDEL").arg(holders).arg(numbers);
         }
-        let entries = self.entries(&diff.due).await.ok_or(PassError::CoreStopped)?;
         for entries in entries.chunks(BATCH) {
             pipeline.cmd("HSET").arg(holders);
             for (number, entry) in entries {
@@ -376,9 +378,14 @@ impl Publisher {
     }
 
     /// Returns the entries of these rows, signed if there is a key; `None` if the runtime is shutting down.
-    async fn entries(&self, rows: &[HolderInfo]) -> Option<Vec<(Number, String)>> {
+    async fn entries(&mut self, rows: &[HolderInfo]) -> Option<Vec<(Number, String)>> {
+        let command_lines = match &mut self.command_lines {
+            Some(lines) => lines.of(rows.iter().filter_map(|row| row.pid).collect()).await,
+            None => HashMap::new(),
+        };
         let now_ms = self.booted + boot_micros() / 1_000;
-        let entries = rows.iter().map(|row| (row, self.entry(row, now_ms)));
+        let cmdline = |row: &HolderInfo| command_lines.get(&row.pid?).map(String::as_str);
+        let entries = rows.iter().map(|row| (row, self.entry(row, cmdline(row), now_ms)));
         let Some(signer) = &self.signer else {
             return Some(entries.map(|(row, entry)| (row.number, entry)).collect());
         };
@@ -390,9 +397,8 @@ impl Publisher {
         signer.sign(entries.map(unsigned).collect()).await
     }
 
-    fn entry(&self, row: &HolderInfo, now_ms: u64) -> String {
+    fn entry(&self, row: &HolderInfo, cmdline: Option<&str>, now_ms: u64) -> String {
         let client = row.client.as_ref().map(|name| name.chars().take(MAX_CLIENT).collect());
-        let cmdline = row.pid.filter(|_| self.cmdline).and_then(cmdline::of);
         let entry = Entry {
             pid: row.pid,
             uid: row.uid,
