@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, Row, params};
@@ -33,9 +33,16 @@ const MAX_GAPS: usize = 1_000;
 /// A reader of the history. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Reader {
-    connection: Arc<Mutex<Connection>>,
+    connection: Arc<OneAtATime>,
     /// The connection for queries that may take long, so that other queries do not wait for them.
-    searches: Arc<Mutex<Connection>>,
+    searches: Arc<OneAtATime>,
+}
+
+/// A connection that runs one query at a time. The others wait without a thread, however many there are.
+#[derive(Debug)]
+struct OneAtATime {
+    turn: Arc<tokio::sync::Mutex<()>>,
+    connection: Mutex<Connection>,
 }
 
 /// The holders of a lock at an instant.
@@ -64,16 +71,16 @@ impl Reader {
     pub(super) fn open(path: &Path) -> rusqlite::Result<Self> {
         let (connection, searches) = (read_only(path)?, read_only(path)?);
         Ok(Self {
-            connection: Arc::new(Mutex::new(connection)),
-            searches: Arc::new(Mutex::new(searches)),
+            connection: Arc::new(OneAtATime::new(connection)),
+            searches: Arc::new(OneAtATime::new(searches)),
         })
     }
 
     /// Reads another file from now on, and so do all clones.
     pub(super) fn change_to(&self, path: &Path) -> rusqlite::Result<()> {
         let (connection, searches) = (read_only(path)?, read_only(path)?);
-        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
-        *self.searches.lock().unwrap_or_else(PoisonError::into_inner) = searches;
+        *self.connection.lock() = connection;
+        *self.searches.lock() = searches;
         Ok(())
     }
 
@@ -81,7 +88,7 @@ impl Reader {
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> rusqlite::Result<T> {
-        on_thread(Arc::clone(&self.connection), query).await
+        self.connection.run(query).await
     }
 
     /// Runs a query that may take long.
@@ -89,7 +96,7 @@ impl Reader {
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> rusqlite::Result<T> {
-        on_thread(Arc::clone(&self.searches), query).await
+        self.searches.run(query).await
     }
 
     /// Returns the holders of a lock at an instant.
@@ -166,7 +173,7 @@ impl Reader {
     /// # Errors
     /// Fails if the file cannot be read.
     pub fn owner_names(&self) -> rusqlite::Result<Vec<(String, String)>> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.lock();
         let mut names = connection.prepare(
             "SELECT id, name FROM (SELECT * FROM owner ORDER BY seen DESC LIMIT ?1) ORDER BY seen",
         )?;
@@ -187,7 +194,7 @@ impl Reader {
         &self,
         limit: usize,
     ) -> rusqlite::Result<HashMap<LockId, RestoredLock>> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.lock();
         let mut restored = HashMap::new();
         restore_past_holds(&connection, limit, &mut restored)?;
         restore_holds(&connection, limit, &mut restored)?;
@@ -288,14 +295,28 @@ fn restore_acknowledgements(
     Ok(())
 }
 
-async fn on_thread<T: Send + 'static>(
-    connection: Arc<Mutex<Connection>>,
-    query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-) -> rusqlite::Result<T> {
-    let result = tokio::task::spawn_blocking(move || {
-        query(&connection.lock().unwrap_or_else(PoisonError::into_inner))
-    });
-    result.await.unwrap_or(Err(rusqlite::Error::InvalidQuery))
+impl OneAtATime {
+    fn new(connection: Connection) -> Self {
+        Self { turn: Arc::default(), connection: Mutex::new(connection) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> rusqlite::Result<T> {
+        // The thread keeps the turn, since this future may be dropped before the query has ended.
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let shared = Arc::clone(self);
+        let result = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            query(&shared.lock())
+        });
+        result.await.unwrap_or(Err(rusqlite::Error::InvalidQuery))
+    }
 }
 
 pub(super) fn gap_at(connection: &Connection, at: SteadyMillis) -> rusqlite::Result<Option<Gap>> {

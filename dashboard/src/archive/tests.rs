@@ -52,6 +52,32 @@ async fn holders(reader: &Reader, name: &[u8], at: u64) -> Vec<String> {
     answer.holders.into_iter().map(|hold| hold.id).collect()
 }
 
+#[test]
+fn waiting_queries_occupy_no_thread() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(2).build().unwrap();
+    runtime.block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let reader = written(folder.path(), 1_000, []).await;
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let mut queries = tokio::task::JoinSet::new();
+        let slow = reader.clone();
+        queries.spawn(async move { slow.search(move |_| Ok(ended.recv().is_err())).await });
+        for _ in 0..3 {
+            let reader = reader.clone();
+            queries.spawn(async move { reader.search(|_| Ok(true)).await });
+        }
+        // Each of them is polled once.
+        tokio::task::yield_now().await;
+        let free = tokio::task::spawn_blocking(|| ());
+        tokio::time::timeout(Duration::from_secs(30), free).await.unwrap().unwrap();
+        drop(end);
+        while let Some(query) = queries.join_next().await {
+            assert!(query.unwrap().unwrap());
+        }
+    });
+}
+
 #[tokio::test]
 async fn holders_at_an_instant_are_known_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
