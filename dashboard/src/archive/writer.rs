@@ -135,7 +135,14 @@ impl Writer {
                     }
                     (table, in_place, written)
                 });
-                let Ok((same, in_place, written)) = written.await else { return };
+                let (same, in_place, written) = match written.await {
+                    Ok(written) => written,
+                    Err(error) => {
+                        let ended = "The history is no longer written: its writer has panicked. \
+                                     Restart the dashboard.";
+                        return report(error.is_panic().then(|| ended.to_owned()));
+                    }
+                };
                 table = same;
                 table.has_failed = written.is_err();
                 let failed = written.map_err(anyhow::Error::from).and(in_place).err();
