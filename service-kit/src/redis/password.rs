@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::settings::Secret;
 
 /// The time after which a read counts as hanging. It leaves most of a handshake's time to the server.
-const MAX_READ: Duration = Duration::from_millis(200);
+const MAX_READ: Duration = Duration::from_millis(100);
 
 /// A password, or the file with it. A file is read again for each new connection, so that a password can be changed
 /// without a restart. Neither `Display` nor `Debug` shows it.
@@ -28,8 +28,9 @@ enum Source {
 struct File {
     path: PathBuf,
     last: Mutex<Last>,
-    /// A read that hangs. No other one begins before it ends, or each new connection would occupy a thread.
-    hanging: tokio::sync::Mutex<Option<JoinHandle<Result<Secret, String>>>>,
+    /// The last read, while it has no result. No other one begins before it ends, or each new connection would occupy a
+    /// thread if it hangs.
+    reading: tokio::sync::Mutex<Option<JoinHandle<Result<Secret, String>>>>,
 }
 
 #[derive(Debug)]
@@ -47,8 +48,8 @@ impl Password {
     /// Those of [`Secret::from_file`].
     pub fn from_file(path: &Path) -> Result<Self, String> {
         let last = Last { secret: Secret::from_file(path)?, error: None };
-        let hanging = tokio::sync::Mutex::default();
-        let file = File { path: path.to_owned(), last: Mutex::new(last), hanging };
+        let reading = tokio::sync::Mutex::default();
+        let file = File { path: path.to_owned(), last: Mutex::new(last), reading };
         Ok(Self(Source::File(Arc::new(file))))
     }
 
@@ -71,14 +72,17 @@ impl Password {
 
 impl File {
     async fn current(&self) -> Secret {
-        let mut hanging = self.hanging.lock().await;
-        if hanging.as_ref().is_none_or(JoinHandle::is_finished) {
+        let mut reading = self.reading.lock().await;
+        if reading.as_ref().is_none_or(JoinHandle::is_finished) {
             let path = self.path.clone();
-            let mut read = spawn_blocking(move || Secret::from_file(&path));
-            let secret = match timeout(MAX_READ, &mut read).await {
-                Ok(secret) => secret.unwrap_or_else(|error| Err(error.to_string())),
+            // Stored first, since the connection may be given up while this waits.
+            let read = reading.insert(spawn_blocking(move || Secret::from_file(&path)));
+            let secret = match timeout(MAX_READ, read).await {
+                Ok(secret) => {
+                    *reading = None;
+                    secret.unwrap_or_else(|error| Err(error.to_string()))
+                }
                 Err(_) => {
-                    *hanging = Some(read);
                     Err(format!("reading {} takes more than {MAX_READ:?}", self.path.display()))
                 }
             };
@@ -171,18 +175,19 @@ mod tests {
         let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
         assert!(made.success());
         let Source::File(file) = &password.0 else { panic!("a file") };
-        let mut reads = Vec::new();
+        // A handshake that is given up leaves its read to the next one.
+        timeout(Duration::ZERO, password.current()).await.unwrap_err();
+        let first = file.reading.lock().await.as_ref().unwrap().id();
         for _ in 0..2 {
             assert_eq!(password.current().await.expose(), "one");
-            reads.push(file.hanging.lock().await.as_ref().unwrap().id());
+            assert_eq!(file.reading.lock().await.as_ref().unwrap().id(), first);
         }
-        assert_eq!(reads[0], reads[1]);
         let mut writer = OpenOptions::new().write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "three").unwrap();
         writer.write_all(b"two").unwrap();
         drop(writer);
-        let read = file.hanging.lock().await.take().unwrap();
+        let read = file.reading.lock().await.take().unwrap();
         assert_eq!(read.await.unwrap().unwrap().expose(), "two");
         assert_eq!(password.current().await.expose(), "three");
     }
