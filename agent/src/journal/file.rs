@@ -168,10 +168,11 @@ impl File {
             return Err(error);
         }
         self.length += lines.len() as u64;
-        let ours = file.metadata()?;
-        let in_place = fs::symlink_metadata(self.folder.path().join(FILE)).is_ok_and(|there| {
-            (there.dev(), there.ino(), there.len()) == (ours.dev(), ours.ino(), self.length)
-        });
+        let there = fs::symlink_metadata(self.folder.path().join(FILE));
+        let in_place =
+            file.metadata().and_then(|ours| Ok((ours, there?))).is_ok_and(|(ours, there)| {
+                (there.dev(), there.ino(), there.len()) == (ours.dev(), ours.ino(), self.length)
+            });
         if !in_place {
             self.file = None;
         }
