@@ -39,15 +39,15 @@ end
 
 local pttl = redis.call('PTTL', lock)
 if ARGV[4] == '1' then
-  local index = redis.call('LPOS', queue, holder)
+  local index = call('LPOS', queue, holder)
   local ahead
   if not index then
-    ahead = redis.call('LINDEX', queue, -1)
+    ahead = call('LINDEX', queue, -1)
   elseif index > 0 then
-    ahead = redis.call('LINDEX', queue, index - 1)
+    ahead = call('LINDEX', queue, index - 1)
   end
-  local score = ahead and redis.call('ZSCORE', deadlines, ahead)
-  local current = tonumber(redis.call('ZSCORE', deadlines, holder) or 0)
+  local score = ahead and call('ZSCORE', deadlines, ahead)
+  local current = tonumber(call('ZSCORE', deadlines, holder) or 0)
   local deadline
   if score and is_refreshed(ahead) and is_refreshed(holder) then
     -- The same deadline as the waiter ahead, so that any number of dead agents' waiters expire together.
@@ -61,18 +61,18 @@ if ARGV[4] == '1' then
     deadline = math.max(now, tonumber(score or now + pttl)) + wait
     if index then
       -- A living waiter's deadline only grows, and never passes that of a next waiter which does not refresh its own.
-      local behind = redis.call('LINDEX', queue, index + 1)
-      local limit = behind and not is_refreshed(behind) and redis.call('ZSCORE', deadlines, behind)
+      local behind = call('LINDEX', queue, index + 1)
+      local limit = behind and not is_refreshed(behind) and call('ZSCORE', deadlines, behind)
       deadline = math.max(math.min(deadline, tonumber(limit or deadline)), current)
     end
   end
   if not index then
-    redis.call('RPUSH', queue, holder)
+    call('RPUSH', queue, holder)
   end
-  redis.call('ZADD', deadlines, string.format('%.0f', deadline), holder)
+  call('ZADD', deadlines, string.format('%.0f', deadline), holder)
   -- Redisson gives these keys no expiry. A day outlasts every deadline.
-  redis.call('PEXPIRE', queue, 86400000)
-  redis.call('PEXPIRE', deadlines, 86400000)
+  call('PEXPIRE', queue, 86400000)
+  call('PEXPIRE', deadlines, 86400000)
 end
 if kind == 'none' then
   pttl = head_deadline - now

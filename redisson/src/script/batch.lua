@@ -10,7 +10,7 @@ for place = 1, #letters do
   local lock, holder, last = KEYS[key], ARGV[2 * place], ARGV[2 * place + 1]
   local done
   if string.byte(letters, place) == 97 then
-    done = call('EXISTS', lock, KEYS[key + 1]) == 0
+    done = pcall('EXISTS', lock, KEYS[key + 1]) == 0
     if done then
       call('HSET', lock, holder, '1')
       if type(pcall('PEXPIRE', lock, last)) == 'table' then
@@ -22,7 +22,7 @@ for place = 1, #letters do
     key = key + 2
   else
     done = pcall('HDEL', lock, holder) == 1
-    if done and call('EXISTS', lock) == 0 then
+    if done and pcall('EXISTS', lock) ~= 1 then
       local said = pcall('PUBLISH', last, '0')
       if type(said) == 'table' then
         left[#left + 1] = {place, said.err}

@@ -67,7 +67,7 @@ else
 end
 for i = first, last, 4 do
   for n = 1, math.min(tonumber(ARGV[i + 1]), tonumber(ARGV[4])) do
-    redis.call('DEL', ARGV[i + 2] .. ':' .. n)
+    call('DEL', ARGV[i + 2] .. ':' .. n)
   end
   if ARGV[i + 3] ~= '' then
     say('PUBLISH', ARGV[i + 3], ARGV[i] .. ' ' .. lock)

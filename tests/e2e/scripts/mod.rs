@@ -8,6 +8,7 @@ mod force_release;
 mod full;
 mod hand_over;
 mod monitor;
+mod moving;
 mod names;
 mod read_write;
 mod refusals;
@@ -66,6 +67,18 @@ fn value(reply: Reply) -> Result<Value> {
     })
 }
 
+/// Runs a script on this client.
+async fn run(client: &mut Client, call: &Call) -> Result<Reply> {
+    let count = call.keys.len().to_string();
+    let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
+    args.extend(call.keys.iter().chain(call.args.iter()));
+    client.call_args(&args).await?.ok()
+}
+
+async fn eval(client: &mut Client, call: &Call) -> Result<Value> {
+    value(run(client, call).await?)
+}
+
 impl Bench {
     async fn new() -> Result<Self> {
         let redis = RedisServer::start().await?;
@@ -74,10 +87,7 @@ impl Bench {
     }
 
     async fn call(&mut self, call: &Call) -> Result<Value> {
-        let count = call.keys.len().to_string();
-        let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
-        args.extend(call.keys.iter().chain(call.args.iter()));
-        value(self.client.call_args(&args).await?)
+        eval(&mut self.client, call).await
     }
 
     /// Renews a read hold, and restores its markers.

@@ -39,14 +39,6 @@ impl Tape {
     }
 }
 
-/// Runs a script on this client.
-async fn run(client: &mut Client, call: &Call) -> Result<Reply> {
-    let count = call.keys.len().to_string();
-    let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
-    args.extend(call.keys.iter().chain(call.args.iter()));
-    client.call_args(&args).await?.ok()
-}
-
 /// Generates traffic from clients on every transport.
 async fn traffic(server: &RedisServer) -> Result<()> {
     let hostile = LockName::new(NAME).context("it may be any bytes")?;
