@@ -232,16 +232,18 @@ fn start(
     let mut archived = None;
     let mut archive_sender: Option<archive::ArchiveSender> = None;
     let mut archive_writer = None;
-    if let Some(archive::Archive { sender, writer, reader }) = history {
-        let restored = reader.restored().context("cannot read the history")?;
-        model.restore(restored, SteadyMillis::now());
-        for (owner, name) in reader.owner_names().context("cannot read the history")? {
+    let mut set_aside = None;
+    if let Some(archive::Archive { sender, writer, reader, earlier }) = history {
+        model.restore(earlier.locks, SteadyMillis::now());
+        for (owner, name) in earlier.owner_names {
             model.names().record(&owner, &name);
         }
+        set_aside = earlier.set_aside;
         (archived, archive_sender, archive_writer) = (Some(reader), Some(sender), Some(writer));
     }
     let (task, model, hub, batches) = actor::new(model, &scopes);
     let sources = sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown);
+    sources.set_history_set_aside(set_aside);
     let help = "Failed writes of the history, and losses of entries.";
     let failures = registrar(registry).counter("history_errors_total", help)?;
     if let Some(writer) = archive_writer {

@@ -9,6 +9,7 @@ mod folder;
 mod insert;
 mod instant;
 mod missed;
+mod opened;
 mod patience;
 mod place;
 mod reader;
@@ -27,7 +28,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use rusqlite::Connection;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -36,9 +36,11 @@ use crate::clock::SteadyMillis;
 use crate::model::types::ArchiveEntry;
 
 use folder::Folder;
+use opened::Opened;
 
 pub use density::{BUCKETS, Density};
 pub use instant::{HeldLock, HeldThen, ProblemThen};
+pub use opened::Earlier;
 pub(crate) use place::default_folder;
 pub use reader::{Gap, HoldersAt, Reader};
 pub use search::{BadCursor, EventCursor, EventSearch, FoundEvents, MAX_EVENTS, PastEvent};
@@ -82,6 +84,7 @@ pub struct Archive {
     pub sender: ArchiveSender,
     pub writer: Writer,
     pub reader: Reader,
+    pub earlier: Earlier,
 }
 
 /// Opens the history in a folder, which is created if necessary.
@@ -94,15 +97,8 @@ pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
     lock_folder(folder, || rustix::fs::flock(&lock, exclusive)).await?;
     let path = folder.join(FILE);
     make_private(&path);
-    let connection = match schema::open(&path) {
-        Ok(connection) => connection,
-        Err(error) if schema::is_unreadable(&error) => set_aside(&path, &error, now)?,
-        Err(error) => {
-            let named = folder.display();
-            return Err(error).with_context(|| format!("cannot open the history in {named}"));
-        }
-    };
-    connect(connection, Folder::new(folder, lock)?, now)
+    let opened = opened::open(&path, now)?;
+    Ok(connect(opened, Folder::new(folder, lock)?, now))
 }
 
 /// Locks the folder. Retries for a while, since another dashboard may be shutting down.
@@ -164,25 +160,11 @@ fn with_tail(path: &Path, tail: &str) -> PathBuf {
     file.into()
 }
 
-/// Renames an unreadable file and creates a new one, since a damaged history must not stop the dashboard.
-fn set_aside(
-    path: &Path,
-    error: &rusqlite::Error,
-    now: SteadyMillis,
-) -> anyhow::Result<Connection> {
-    let aside = path.with_extension(format!("db.broken-{}", now.0));
-    tracing::error!(%error, aside = %aside.display(), "history unreadable; renamed it and started a new one");
-    std::fs::rename(path, &aside).with_context(|| format!("cannot rename {}", path.display()))?;
-    folder::remove_logs(path).context("cannot remove the files of the old history")?;
-    make_private(path);
-    schema::open(path).with_context(|| format!("cannot create a history in {}", path.display()))
-}
-
-fn connect(connection: Connection, folder: Folder, now: SteadyMillis) -> anyhow::Result<Archive> {
+fn connect(opened: Opened, folder: Folder, now: SteadyMillis) -> Archive {
+    let Opened { connection, reader, earlier } = opened;
     let (queue, entries) = mpsc::channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
-    let reader = Reader::open(&folder.file()).context("cannot read the history")?;
     let writer =
         Writer::new((connection, folder), reader.clone(), (entries, Arc::clone(&lost)), now);
-    Ok(Archive { sender: ArchiveSender { queue, lost }, writer, reader })
+    Archive { sender: ArchiveSender { queue, lost }, writer, reader, earlier }
 }

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, Error, ErrorCode, ffi};
 
 /// The version of the tables. A file of another version is renamed, and a new one is created.
 const VERSION: i64 = 1;
@@ -42,13 +43,14 @@ CREATE INDEX IF NOT EXISTS owner_seen ON owner (seen);
 /// Opens the file, and creates its tables if necessary.
 pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(path)?;
+    keep_log(&connection, true)?;
     connection.busy_timeout(BUSY)?;
     let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     if version == 0 {
         connection.execute_batch("PRAGMA auto_vacuum = INCREMENTAL")?;
     } else if version != VERSION {
-        return Err(rusqlite::Error::SqliteFailure(
-            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_MISMATCH),
+        return Err(Error::SqliteFailure(
+            ffi::Error::new(ffi::SQLITE_MISMATCH),
             Some(format!(
                 "the file has version {version}; this program supports version {VERSION}"
             )),
@@ -64,18 +66,41 @@ pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
     if version == 0 {
         connection.pragma_update(None, "user_version", VERSION)?;
     }
-    // This fails if the file is damaged at its root.
-    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
+    keep_log(&connection, false)?;
     Ok(connection)
+}
+
+/// Sets whether the log is kept as it is when the last connection is closed. By default its rows are moved to the file.
+pub(super) fn keep_log(connection: &Connection, keep: bool) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep).map(drop)
+}
+
+/// Reads every page of the file.
+///
+/// # Errors
+/// Fails if one is damaged.
+pub(super) fn check(connection: &Connection) -> rusqlite::Result<()> {
+    let found: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    match found.as_str() {
+        "ok" => Ok(()),
+        _ => Err(Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CORRUPT), Some(found))),
+    }
 }
 
 /// Returns whether the file itself is the reason: it is damaged, no database, or of another version. Otherwise it is intact
 /// as far as known, for example on a full disk.
-pub(super) fn is_unreadable(error: &rusqlite::Error) -> bool {
+pub(super) fn is_unreadable(error: &Error) -> bool {
     use ErrorCode::{DatabaseCorrupt, NotADatabase, TypeMismatch, Unknown};
     let code = error.sqlite_error_code();
     // `SQLITE_ERROR` is `Unknown`: the tables are others.
     matches!(code, Some(DatabaseCorrupt | NotADatabase | TypeMismatch | Unknown))
+        // A row has values that this program does not write.
+        || matches!(
+            error,
+            Error::FromSqlConversionFailure(..)
+                | Error::IntegralValueOutOfRange(..)
+                | Error::InvalidColumnType(..)
+        )
 }
 
 #[cfg(test)]

@@ -297,6 +297,8 @@ struct Lists {
     slots: HashMap<Arc<str>, Arc<Slots>>,
     /// The reason why the history cannot be written.
     history_trouble: Option<String>,
+    /// Where the history of earlier runs is, if it cannot be read.
+    history_set_aside: Option<String>,
 }
 
 impl Sources {
@@ -397,6 +399,11 @@ impl Sources {
     /// Sets or clears the reason why the history cannot be written.
     pub fn set_history_trouble(&self, trouble: Option<String>) {
         self.lists().history_trouble = trouble;
+    }
+
+    /// Sets where the history of earlier runs is, if it cannot be read.
+    pub fn set_history_set_aside(&self, place: Option<String>) {
+        self.lists().history_set_aside = place;
     }
 
     /// Sets the slots of a cluster's nodes.
@@ -519,8 +526,11 @@ impl Sources {
                 server.deployment, server.node
             )
         });
-        let trouble = self.lists().history_trouble.clone();
-        let mut limits: Vec<String> = trouble.into_iter().chain(parts).collect();
+        let of_history = {
+            let lists = self.lists();
+            [lists.history_trouble.clone(), lists.history_set_aside.clone()]
+        };
+        let mut limits: Vec<String> = of_history.into_iter().flatten().chain(parts).collect();
         limits.extend(servers.iter().filter_map(|server| {
             let reason = server.replica_unused()?;
             Some(format!(

@@ -151,3 +151,34 @@ async fn the_holds_of_an_unknown_client_are_remembered_by_its_field() {
         assert!(page.contains("worker &#60;1&#62;") || page.contains("worker &lt;1&gt;"), "{page}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_history_is_kept_and_a_new_one_begins() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let dashboard = with_history(&server, &folder).await;
+    take(&mut redis, b"a", HOLDER, 600_000);
+    let history = "/api/v1/events?from=2001-01-01T00:00:00Z&name=a";
+    let taken = |json: &Value| json["events"].to_string().contains("taken");
+    dashboard.json_when(history, taken).await;
+    dashboard.stop().await;
+    let path = folder.path().join("history.db");
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    drop(connection);
+    // All pages but the first one.
+    let mut damaged = std::fs::read(&path).unwrap();
+    damaged[4_096..].fill(0xa5);
+    std::fs::write(&path, &damaged).unwrap();
+
+    let dashboard = with_history(&server, &folder).await;
+    let sources = dashboard.json("/api/v1/sources").await["limits"].to_string();
+    let (_, name) = sources.split_once("history.db.broken-").expect(&sources);
+    let number: String = name.chars().take_while(char::is_ascii_digit).collect();
+    let aside = folder.path().join(format!("history.db.broken-{number}"));
+    assert!(std::fs::read(&aside).unwrap() == damaged);
+    let page = dashboard.get("/sources").await.body;
+    assert!(page.contains(&*aside.to_string_lossy()), "{page}");
+    dashboard.json_when(history, taken).await;
+}
