@@ -16,7 +16,7 @@ use super::params::{
 };
 use crate::archive::{Gap, HeldLock, MAX_EVENTS, PastEvent};
 use crate::clock::SteadyMillis;
-use crate::query::{EventFilter, Order};
+use crate::query::{EventFilter, FilterError, Order};
 
 /// The most holds in one answer.
 const MAX_HELD: usize = 1_000;
@@ -41,9 +41,12 @@ pub(super) struct EventsJson {
     gaps: Vec<Gap>,
 }
 
-/// Reads a filter of events.
-fn filter(text: Option<&str>) -> Result<Arc<EventFilter>, ApiError> {
-    let filter = EventFilter::parse(text.unwrap_or_default());
+/// Reads a filter.
+fn filter(
+    text: Option<&str>,
+    parse: fn(&str) -> Result<EventFilter, FilterError>,
+) -> Result<Arc<EventFilter>, ApiError> {
+    let filter = parse(text.unwrap_or_default());
     filter.map(Arc::new).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
@@ -71,7 +74,7 @@ pub(super) async fn events(
     required_instant("from", params.from.as_deref(), now)?;
     let span = app.span(&params, now)?;
     let newest_first = !order(params.order.as_deref(), Order::Ascending)?.is_ascending();
-    let filter = filter(params.filter.as_deref())?;
+    let filter = filter(params.filter.as_deref(), EventFilter::parse)?;
     let limit = limit_up_to(MAX_EVENTS, params.limit.as_deref())?;
     let search = span.search(&params, newest_first, limit)?;
     let (from, to) = (search.from, search.to);
@@ -124,7 +127,7 @@ pub(super) async fn held(
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;
     let at = required_instant("at", params.at.as_deref(), SteadyMillis::now())?;
-    let filter = filter(params.filter.as_deref())?;
+    let filter = filter(params.filter.as_deref(), EventFilter::parse_for_holds)?;
     let then = app.held_at(at, MAX_HELD, &filter).await?;
     if format == Format::Csv {
         let total = then.total + usize::from(!then.complete);

@@ -87,6 +87,10 @@ impl words::Term for Term {
 }
 
 impl Term {
+    fn is_about_events(&self) -> bool {
+        matches!(self, Self::Event(_) | Self::Problem(_) | Self::Ended(_))
+    }
+
     fn matches(&self, event: &EventFields<'_>, names: &OwnerNames) -> bool {
         let is_problem = || matches!(event.event, "problem" | "cleared");
         match self {
@@ -126,6 +130,20 @@ impl EventFilter {
         words::terms(text).map(Self)
     }
 
+    /// Parses a filter of holds.
+    ///
+    /// # Errors
+    /// As [`Self::parse`], and if a term is about events.
+    pub fn parse_for_holds(text: &str) -> Result<Self, FilterError> {
+        let terms = words::raw_terms::<Term>(text)?;
+        match terms.iter().find(|(term, _)| term.is_about_events()) {
+            Some((_, raw)) => Err(FilterError(format!(
+                "`{raw}` is about events, and these are holds: leave it out, or search /api/v1/events"
+            ))),
+            None => Ok(Self(terms.into_iter().map(|(term, _)| term).collect())),
+        }
+    }
+
     /// Returns whether an event matches all terms.
     #[must_use]
     pub fn matches(&self, event: &EventFields<'_>, names: &OwnerNames) -> bool {
@@ -141,9 +159,7 @@ impl EventFilter {
     /// Returns whether a hold matches the terms that are about holds.
     #[must_use]
     pub fn matches_hold(&self, hold: &EventFields<'_>, names: &OwnerNames) -> bool {
-        let is_about_events =
-            |term: &Term| matches!(term, Term::Event(_) | Term::Problem(_) | Term::Ended(_));
-        self.0.iter().all(|term| is_about_events(term) || term.matches(hold, names))
+        self.0.iter().all(|term| term.is_about_events() || term.matches(hold, names))
     }
 
     /// Returns whether the filter accepts events of a type. Several types are alternatives.
@@ -255,6 +271,23 @@ mod tests {
             let error = EventFilter::parse(filter).unwrap_err().to_string();
             assert!(error.contains(word), "{filter}: {error}");
         }
+    }
+
+    #[test]
+    fn a_filter_of_holds_has_no_terms_about_events() {
+        for filter in ["", "orders:* owner:invoices", "\"problem:any\"", "name:event:42"] {
+            assert_eq!(
+                EventFilter::parse_for_holds(filter),
+                EventFilter::parse(filter),
+                "{filter}"
+            );
+        }
+        for term in ["event:taken", "problem:any", "problem:\"leaked\"", "ended:released"] {
+            let error = EventFilter::parse_for_holds(&format!("orders:* {term} db:3"));
+            let error = error.unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{term}` is about events")), "{error}");
+        }
+        assert!(EventFilter::parse_for_holds("db:x").unwrap_err().to_string().contains("`db:x`"));
     }
 
     #[test]

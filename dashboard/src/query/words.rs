@@ -132,7 +132,7 @@ pub(super) fn terms<T: Term>(text: &str) -> Result<Vec<T>, FilterError> {
 }
 
 /// Parses the terms of a filter, each with its original text.
-fn raw_terms<T: Term>(text: &str) -> Result<Vec<(T, &str)>, FilterError> {
+pub(super) fn raw_terms<T: Term>(text: &str) -> Result<Vec<(T, &str)>, FilterError> {
     if text.len() > MAX_LEN {
         return Err(FilterError(format!(
             "the filter has {} bytes, {MAX_LEN} are allowed",

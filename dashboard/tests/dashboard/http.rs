@@ -51,6 +51,7 @@ async fn every_answer_is_guarded() {
         ("/api/v1/events?from=-1h&filter=event:x", 400),
         ("/api/v1/events?from=-1h&limit=1001", 400),
         ("/api/v1/held", 400),
+        ("/api/v1/held?at=-1m&filter=problem:any", 400),
         ("/api/v1/openapi.json", 200),
         ("/live?path=/nowhere", 400),
         ("/live?path=/owner", 400),
