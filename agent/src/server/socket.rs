@@ -19,14 +19,17 @@ use rustix::net::{
 use rustix::process::getpid;
 use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time::Instant;
 
 /// The length of the accept queue; the kernel limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 /// The longest path in bytes to which clients can connect.
 const LONGEST_PATH: usize = 107;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time without a connection after which the agent checks that the socket's file is there.
+/// The time without a connection after which the agent checks that the socket's file is in its place.
 const CHECK_AFTER: Duration = Duration::from_secs(1);
+/// The pause between two connections to another process's socket in its place.
+const PROBE_PAUSE: Duration = Duration::from_secs(10);
 /// The number of attempts, 10 ms apart, to lock a folder in which another agent is creating its socket.
 const TRIES: usize = 200;
 
@@ -90,8 +93,17 @@ pub struct Socket {
 struct SocketFile {
     settings: SocketSettings,
     inode: (u64, u64),
-    /// The file is missing, and the latest attempt to create it again has failed.
-    missing: bool,
+    /// The latest attempt to create it again, which has failed.
+    failed: Option<Instant>,
+}
+
+/// What is at the path of a socket's file.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    Own,
+    Nothing,
+    /// Another process has put it there. Its socket may be stale.
+    Other,
 }
 
 impl Socket {
@@ -140,11 +152,12 @@ impl Socket {
                 return Err(error).with_context(context);
             }
         };
-        let file = Some(SocketFile { settings: settings.clone(), inode, missing: false });
+        let file = Some(SocketFile { settings: settings.clone(), inode, failed: None });
         Ok(Self { listener, file })
     }
 
-    /// Accepts a connection. If the socket's file is removed meanwhile, it is created again, because no client could connect.
+    /// Accepts a connection. If the socket's file is removed meanwhile, or replaced by a socket on which nobody listens, it is
+    /// created again, because no client could connect.
     ///
     /// # Errors
     /// Fails if the kernel has no connection for the process, mostly for lack of file descriptors.
@@ -158,29 +171,39 @@ impl Socket {
     }
 
     async fn restore(&mut self) {
-        let Some(file) = self.file.as_mut().filter(|file| file.is_removed()) else { return };
+        let Some(file) = &mut self.file else { return };
+        match file.place() {
+            Place::Own => {
+                file.failed = None;
+                return;
+            }
+            Place::Other if file.failed.is_some_and(|at| at.elapsed() < PROBE_PAUSE) => return,
+            Place::Nothing | Place::Other => {}
+        }
         let path = file.settings.path.clone();
         match Self::bind(&file.settings).await {
             Ok(socket) => {
                 *self = socket;
-                tracing::warn!(path = %path.display(), "the socket's file was removed: it is created again");
+                tracing::warn!(path = %path.display(), "the socket's file was removed or replaced: it is created again");
             }
             Err(error) => {
-                if !file.missing {
+                if file.failed.replace(Instant::now()).is_none() {
                     let error = format!("{error:#}");
-                    tracing::error!(path = %path.display(), error, "the socket's file was removed: no worker can connect");
+                    tracing::error!(path = %path.display(), error, "the socket's file was removed or replaced: no worker can connect");
                 }
-                file.missing = true;
             }
         }
     }
 }
 
 impl SocketFile {
-    /// Returns whether there is no file at the path. Another file there belongs to another agent.
-    fn is_removed(&self) -> bool {
-        let nothing = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
-        inode_of(&self.settings.path).is_err_and(|error| nothing.contains(&error.kind()))
+    fn place(&self) -> Place {
+        use io::ErrorKind::{NotADirectory, NotFound};
+        match inode_of(&self.settings.path) {
+            Ok(inode) if inode != self.inode => Place::Other,
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Place::Nothing,
+            Ok(_) | Err(_) => Place::Own,
+        }
     }
 }
 
@@ -383,7 +406,7 @@ mod tests {
         fs::remove_dir_all(&own).unwrap();
         fs::write(&own, "in the way").unwrap();
         socket.restore().await;
-        assert!(socket.file.as_ref().unwrap().missing);
+        assert!(socket.file.as_ref().unwrap().failed.is_some());
         fs::remove_file(&own).unwrap();
         let connecting = async {
             while let Err(error) = UnixStream::connect(&settings.path).await {
@@ -451,6 +474,33 @@ mod tests {
         drop(socket);
         UnixStream::connect(&settings.path).await.unwrap();
         drop(successor);
+        assert!(entries(&folder).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_socket_that_another_process_has_replaced_is_created_again_once_that_one_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(&folder);
+        let mut socket = Socket::bind(&settings).await.unwrap();
+        fs::remove_file(&settings.path).unwrap();
+        let other = std::os::unix::net::UnixListener::bind(&settings.path).unwrap();
+        other.set_nonblocking(true).unwrap();
+        let probes = || std::iter::from_fn(|| other.accept().ok()).count();
+        for expected in [1, 0, 0] {
+            socket.restore().await;
+            assert_eq!(probes(), expected);
+            assert_eq!(socket.file.as_ref().unwrap().place(), Place::Other);
+        }
+        tokio::time::advance(PROBE_PAUSE).await;
+        socket.restore().await;
+        assert_eq!(probes(), 1);
+        // Its file stays.
+        drop(other);
+        tokio::time::advance(PROBE_PAUSE).await;
+        socket.restore().await;
+        UnixStream::connect(&settings.path).await.unwrap();
+        socket.accept().await.unwrap();
+        drop(socket);
         assert!(entries(&folder).is_empty());
     }
 

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use harness::process::Process;
 use harness::{agent, eventually};
 
@@ -47,6 +47,33 @@ async fn a_socket_that_is_removed_is_created_again() -> Result<()> {
     let mut other = eventually("a new socket", async || bench.session().await).await;
     assert_eq!(other.call("LOCK a NOWAIT").await?, harness::Reply::Null);
     assert_eq!(worker.call("UNLOCK a").await?, harness::Reply::Int(0), "no session has ended");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_socket_that_another_process_replaces_is_reported_and_left_to_it_while_it_lives()
+-> Result<()> {
+    let mut bench = Bench::new().await?;
+    let path = bench.agent.socket().to_owned();
+    std::fs::remove_file(&path)?;
+    let other = std::os::unix::net::UnixListener::bind(&path)?;
+    eventually("the agent to report it", async || {
+        let log = bench.agent.process().log();
+        ensure!(log.contains("no worker can connect") && log.contains("is in use"), "{log}");
+        Ok(())
+    })
+    .await;
+    assert!(other.accept().is_ok(), "the agent has looked whether a process listens");
+    drop(other);
+    let mut worker = eventually("its own socket", async || bench.session().await).await;
+    lock(&mut worker, "LOCK a").await?;
+    // The file of a process that replaces it again stays when the agent ends.
+    std::fs::remove_file(&path)?;
+    let other = std::os::unix::net::UnixListener::bind(&path)?;
+    bench.agent.process().terminate()?;
+    assert!(bench.agent.process().end().await.success());
+    std::os::unix::net::UnixStream::connect(&path)?;
+    drop(other);
     Ok(())
 }
 
