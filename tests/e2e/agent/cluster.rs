@@ -549,3 +549,15 @@ async fn nodes_with_addresses_may_have_the_certificate_of_the_configured_name() 
     assert!(reply.is_error("UNAVAILABLE"), "{reply}");
     Ok(())
 }
+
+#[tokio::test]
+async fn an_agent_that_has_reached_no_node_counts_all_slots_as_unserved() -> Result<()> {
+    let agent = Agent::at("redis+cluster://127.0.0.1:1", &[]).await?;
+    eventually("the number of slots", async || {
+        let slots = agent.metrics().await?.sum("lockscope_agent_unserved_slots", &[]);
+        ensure!(slots == f64::from(redisson::slot::SLOTS), "{slots}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
