@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use lockscope_dashboard::config::Config;
 use lockscope_dashboard::{Listeners, doctor, rules, run};
@@ -48,14 +49,19 @@ fn main() -> ExitCode {
     }
 }
 
-#[tokio::main]
-async fn serve(config: Config) -> anyhow::Result<()> {
+fn serve(config: Config) -> anyhow::Result<()> {
     for warning in &config.warnings {
         tracing::warn!(warning, "risky setting");
     }
     open_files::raise();
-    let listeners = Listeners::bind(&config).await?;
-    let shutdown = Shutdown::new();
-    shutdown.listen_for_signals()?;
-    run(config, listeners, &shutdown).await
+    let runtime = tokio::runtime::Runtime::new()?;
+    let served = runtime.block_on(async {
+        let listeners = Listeners::bind(&config).await?;
+        let shutdown = Shutdown::new();
+        shutdown.listen_for_signals()?;
+        run(config, listeners, &shutdown).await
+    });
+    // Does not wait for files on a mount that hangs.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    served
 }

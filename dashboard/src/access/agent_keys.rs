@@ -8,7 +8,7 @@ use service_kit::signing::PublicKey;
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
-use super::text_file::{CHECK_INTERVAL, FileVersion, entries, read};
+use super::text_file::{self, FileVersion, entries, read};
 
 /// The longest name of a key in characters.
 const MAX_NAME: usize = 64;
@@ -18,6 +18,8 @@ const MAX_NAME: usize = 64;
 pub struct AgentKeys {
     path: PathBuf,
     keys: Arc<RwLock<Keys>>,
+    /// The version that was read last.
+    version: Option<FileVersion>,
 }
 
 /// Public keys with their names, by their ids.
@@ -68,8 +70,9 @@ impl AgentKeys {
     /// # Errors
     /// A sentence for each mistake, with the path.
     pub fn open(path: PathBuf) -> Result<Self, Vec<String>> {
+        let version = FileVersion::of(&path);
         let keys = Arc::new(RwLock::new(read(&path, Keys::parse)?));
-        Ok(Self { path, keys })
+        Ok(Self { path, keys, version })
     }
 
     /// Returns the current keys.
@@ -79,23 +82,17 @@ impl AgentKeys {
     }
 
     /// Reads the file again when it changes and at each signal, until `stop` is cancelled.
-    pub async fn follow(self, mut hangups: Signal, stop: CancellationToken) {
-        let follow = async {
-            let mut loaded = FileVersion::of(&self.path);
-            let mut clock = tokio::time::interval(CHECK_INTERVAL);
-            loop {
-                let asked = tokio::select! {
-                    _ = clock.tick() => false,
-                    Some(()) = hangups.recv() => true,
-                };
-                let found = FileVersion::of(&self.path);
-                if asked || found != loaded {
-                    self.reload();
-                }
-                loaded = found;
-            }
-        };
-        stop.run_until_cancelled(follow).await;
+    pub async fn follow(self, hangups: Signal, stop: CancellationToken) {
+        text_file::follow(self, hangups, stop, Self::check).await;
+    }
+
+    /// Reads the file again if it has changed, or if `asked` to.
+    fn check(&mut self, asked: bool) {
+        let found = FileVersion::of(&self.path);
+        if asked || found != self.version {
+            self.reload();
+            self.version = found;
+        }
     }
 
     /// Reads the file. An invalid file changes nothing.

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
-use super::text_file::{CHECK_INTERVAL, FileVersion, read};
+use super::text_file::{self, FileVersion, read};
 use super::tokens::Tokens;
 
 /// The tokens of a file from when it was last valid.
@@ -17,6 +17,8 @@ pub struct TokenFile {
     tokens: Arc<RwLock<Tokens>>,
     /// True if the file had no tokens when it was last read, and the previous ones have not been revoked yet.
     empty: Arc<AtomicBool>,
+    /// The version that was read last.
+    version: Option<FileVersion>,
 }
 
 impl TokenFile {
@@ -25,13 +27,14 @@ impl TokenFile {
     /// # Errors
     /// A sentence for each mistake, without the tokens.
     pub fn open(path: PathBuf) -> Result<Self, Vec<String>> {
+        let version = FileVersion::of(&path);
         let tokens = read(&path, Tokens::parse)?;
         if tokens.count() == 0 {
             let why = "there is no token in it: expected lines `token,name`";
             return Err(vec![format!("{}, {why}", path.display())]);
         }
         let tokens = Arc::new(RwLock::new(tokens));
-        Ok(Self { path, tokens, empty: Arc::default() })
+        Ok(Self { path, tokens, empty: Arc::default(), version })
     }
 
     /// Returns the current tokens.
@@ -41,27 +44,17 @@ impl TokenFile {
     }
 
     /// Reads the file again when it changes and at each signal, until `stop` is cancelled.
-    pub async fn follow(self, mut hangups: Signal, stop: CancellationToken) {
-        let follow = async {
-            let mut loaded = FileVersion::of(&self.path);
-            let mut clock = tokio::time::interval(CHECK_INTERVAL);
-            loop {
-                tokio::select! {
-                    _ = clock.tick() => {
-                        let found = FileVersion::of(&self.path);
-                        if found != loaded || self.empty.load(Ordering::Relaxed) {
-                            self.reload(found == loaded);
-                            loaded = found;
-                        }
-                    }
-                    Some(()) = hangups.recv() => {
-                        loaded = FileVersion::of(&self.path);
-                        self.reload(true);
-                    }
-                }
-            }
-        };
-        stop.run_until_cancelled(follow).await;
+    pub async fn follow(self, hangups: Signal, stop: CancellationToken) {
+        text_file::follow(self, hangups, stop, Self::check).await;
+    }
+
+    /// Reads the file again if it has changed, or if `asked` to.
+    fn check(&mut self, asked: bool) {
+        let found = FileVersion::of(&self.path);
+        if asked || found != self.version || self.empty.load(Ordering::Relaxed) {
+            self.reload(asked || found == self.version);
+            self.version = found;
+        }
     }
 
     /// Reads the file. Logins and streams of tokens that are gone or changed end. An invalid file changes nothing. A

@@ -39,8 +39,13 @@ impl std::fmt::Debug for DebugAcceptor {
 struct CertificateFiles {
     certificate: PathBuf,
     key: PathBuf,
+    /// The versions that were read first.
+    first: Modified,
     now: RwLock<Arc<CertifiedKey>>,
 }
+
+/// The times at which certificate and key were modified.
+type Modified = [Option<SystemTime>; 2];
 
 impl ResolvesServerCert for CertificateFiles {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
@@ -54,10 +59,12 @@ impl ServerTls {
     /// # Errors
     /// A sentence that names the file and the mistake.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, String> {
+        let first = modified(certificate, key);
         let now = RwLock::new(Arc::new(read(certificate, key)?));
         let files = Arc::new(CertificateFiles {
             certificate: certificate.to_owned(),
             key: key.to_owned(),
+            first,
             now,
         });
         let resolver: Arc<dyn ResolvesServerCert> = Arc::<CertificateFiles>::clone(&files);
@@ -83,14 +90,15 @@ impl ServerTls {
     /// Reloads a renewed certificate until `stop` is cancelled. An invalid one is logged, and the old one stays in use.
     pub async fn follow_files(self, stop: CancellationToken) {
         let follow = async {
-            let mut loaded = self.files.modified();
+            let mut loaded = self.files.first;
             let mut clock = tokio::time::interval(RELOAD_INTERVAL);
             loop {
                 clock.tick().await;
-                let now = self.files.modified();
-                if now != loaded && self.files.reload() {
-                    loaded = now;
-                }
+                let files = Arc::clone(&self.files);
+                // The files may be on a mount that hangs.
+                let checked = tokio::task::spawn_blocking(move || files.check(loaded));
+                let Ok(now) = checked.await else { return };
+                loaded = now;
             }
         };
         stop.run_until_cancelled(follow).await;
@@ -98,9 +106,10 @@ impl ServerTls {
 }
 
 impl CertificateFiles {
-    fn modified(&self) -> [Option<SystemTime>; 2] {
-        [&self.certificate, &self.key]
-            .map(|path| fs::metadata(path).and_then(|file| file.modified()).ok())
+    /// Reloads the files if they have changed since `loaded`. Returns what is loaded now.
+    fn check(&self, loaded: Modified) -> Modified {
+        let found = modified(&self.certificate, &self.key);
+        if found == loaded || self.reload() { found } else { loaded }
     }
 
     /// Loads the files, and returns `true` on success. Key and certificate may be written one after the other, so a
@@ -118,6 +127,10 @@ impl CertificateFiles {
             }
         }
     }
+}
+
+fn modified(certificate: &Path, key: &Path) -> Modified {
+    [certificate, key].map(|path| fs::metadata(path).and_then(|file| file.modified()).ok())
 }
 
 fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
@@ -141,6 +154,11 @@ fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
+    use tokio::runtime::Builder;
+
     use super::*;
     use crate::redis::install_crypto_provider;
 
@@ -175,5 +193,32 @@ mod tests {
         write(folder.path(), "key.pem", &two.signing_key.serialize_pem());
         assert!(tls.files.reload());
         assert_ne!(serial(&tls), before);
+    }
+
+    #[test]
+    fn a_certificate_that_cannot_be_read_for_long_stops_no_other_task() {
+        install_crypto_provider();
+        let folder = tempfile::tempdir().unwrap();
+        let pair = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let pipe = write(folder.path(), "cert.pem", &pair.cert.pem());
+        let key = write(folder.path(), "key.pem", &pair.signing_key.serialize_pem());
+        let (runs, running) = mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime =
+                Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+            runtime.block_on(async {
+                let tls = ServerTls::load(&pipe, &key).unwrap();
+                tokio::spawn(tls.clone().follow_files(CancellationToken::new()));
+                fs::remove_file(&pipe).unwrap();
+                mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+                // Without a reader, this fails.
+                while open(&pipe, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()).is_err() {
+                    tokio::time::advance(RELOAD_INTERVAL).await;
+                }
+                runs.send(()).unwrap();
+            });
+        });
+        // Nothing has been written to the pipe.
+        running.recv_timeout(Duration::from_secs(30)).unwrap();
     }
 }

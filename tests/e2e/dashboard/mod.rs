@@ -11,6 +11,7 @@ mod description;
 mod discovery;
 mod doctor;
 mod forms;
+mod hanging_files;
 mod history;
 mod layout;
 mod lists;
