@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redisson::{Kind, LockName, group};
 use serde::Deserialize;
-use service_kit::settings::HumanDuration;
+use service_kit::settings::{HumanDuration, changeable_by_all};
 
 use crate::protocol::command::{LockRequest, Wait};
 use crate::types::Peer;
@@ -69,8 +69,12 @@ impl Policy {
     /// Reads a policy file.
     ///
     /// # Errors
-    /// Returns a message with the file, the position and the expected value if the file cannot be read or is invalid.
+    /// Returns a message with the file, the position and the expected value if the file cannot be read or is invalid, or if
+    /// every user of the host may change it.
     pub fn read(path: &Path) -> Result<Self, String> {
+        if let Some(mistake) = changeable_by_all(path) {
+            return Err(mistake);
+        }
         let in_file = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         let length = std::fs::metadata(path).map_err(|error| in_file(&error))?.len();
         if length > MAX_FILE {

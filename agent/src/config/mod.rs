@@ -379,7 +379,7 @@ fn groups(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Pattern> {
     groups
 }
 
-/// Checks the permissions of the files that hold secrets, and of the policy, which anybody may read. Returns the mistakes.
+/// Checks the permissions of the files that hold secrets. Returns the mistakes.
 fn secret_files<'r>(raw: &'r Raw<Flags>) -> impl Iterator<Item = String> + use<'r> {
     let flags = &raw.values;
     let files = [
@@ -388,9 +388,7 @@ fn secret_files<'r>(raw: &'r Raw<Flags>) -> impl Iterator<Item = String> + use<'
         ("redlock_password_file", &flags.redlock_password_file),
         ("signing_key_file", &flags.signing_key_file),
     ];
-    let secrets = files.into_iter().map(|(field, path)| raw.check_permissions(field, path));
-    let policy = raw.check_not_writable("policy", &flags.policy);
-    secrets.chain([policy]).filter_map(Result::err)
+    files.into_iter().filter_map(|(field, path)| raw.check_permissions(field, path).err())
 }
 
 fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Deployment> {

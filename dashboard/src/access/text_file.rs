@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+use service_kit::settings::changeable_by_all;
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
@@ -52,11 +53,14 @@ pub(super) async fn follow<F: Send + 'static>(
 /// Reads and parses a file.
 ///
 /// # Errors
-/// A sentence for each mistake, with the path.
+/// A sentence for each mistake, with the path. It is also one if every user of the host may change the file.
 pub(super) fn read<T>(
     path: &Path,
     parse: impl FnOnce(&str) -> Result<T, Vec<String>>,
 ) -> Result<T, Vec<String>> {
+    if let Some(mistake) = changeable_by_all(path) {
+        return Err(vec![mistake]);
+    }
     let file = path.display();
     let text = fs::read_to_string(path).map_err(|error| vec![format!("{file}: {error}")])?;
     parse(&text)
@@ -105,5 +109,16 @@ mod tests {
         // Nothing has been written to the pipe.
         running.recv_timeout(Duration::from_secs(30)).unwrap();
         fs::write(&path, "").unwrap();
+    }
+
+    #[test]
+    fn a_file_that_all_users_may_change_is_not_read_again() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = |text: &str| Ok(text.to_owned());
+        assert_eq!(read(file.path(), text), Ok(String::new()));
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o602);
+        fs::set_permissions(file.path(), all).unwrap();
+        let mistakes = read(file.path(), text).unwrap_err().join("; ");
+        assert!(mistakes.contains("can be changed by every user (mode 0602)"), "{mistakes}");
     }
 }

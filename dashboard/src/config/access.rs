@@ -39,7 +39,6 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
     let tls = tls(raw, mistakes);
     let secrets = [
         ("tls_key", &flags.tls_key),
-        ("auth_token_file", &flags.auth_token_file),
         ("redis_password_file", &flags.redis_password_file),
         ("sentinel_password_file", &flags.sentinel_password_file),
     ];
@@ -116,7 +115,9 @@ fn tls(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<(PathBuf, PathBuf
 }
 
 fn tokens(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<TokenFile> {
-    let opened = TokenFile::open(raw.values.auth_token_file.clone()?);
+    let path = raw.values.auth_token_file.as_ref()?;
+    raw.warn_if_readable("auth_token_file", path);
+    let opened = TokenFile::open(path.clone());
     let report = |errors: Vec<String>| {
         mistakes.extend(errors.into_iter().map(|error| raw.mistake("auth_token_file", error)));
     };
@@ -125,7 +126,6 @@ fn tokens(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<TokenFile> {
 
 pub(super) fn agent_keys(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<AgentKeys> {
     let path = raw.values.agent_keys_file.as_ref()?;
-    mistakes.extend(raw.check_not_writable("agent_keys_file", [path]).err());
     let opened = AgentKeys::open(path.clone());
     let report = |errors: Vec<String>| {
         mistakes.extend(errors.into_iter().map(|error| raw.mistake("agent_keys_file", error)));

@@ -9,7 +9,8 @@ const OTHERS_WRITE: u32 = 0o002;
 const OTHERS_READ: u32 = 0o004;
 
 /// Returns what is wrong with a file that every user of this host may change.
-pub(super) fn changeable_by_all(path: &Path) -> Option<String> {
+#[must_use]
+pub fn changeable_by_all(path: &Path) -> Option<String> {
     let mode = mode(path).filter(|mode| mode & OTHERS_WRITE != 0)?;
     let path = path.display();
     Some(format!("{path} can be changed by every user (mode {mode:04o}): run `chmod o-w {path}`"))

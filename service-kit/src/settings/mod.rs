@@ -28,6 +28,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde::de::DeserializeOwned;
 
+pub use file_mode::changeable_by_all;
 pub(crate) use value::mask_credentials;
 pub use value::{HumanDuration, Secret, mask_url_passwords, socket_address};
 
@@ -98,7 +99,7 @@ where
         warnings: Rc::clone(&warnings),
         only_checks: check,
     };
-    if let Some(mistake) = raw.file.as_deref().and_then(file_mode::changeable_by_all) {
+    if let Some(mistake) = raw.file.as_deref().and_then(changeable_by_all) {
         return Err(Stop::mistakes(&[mistake]));
     }
     let built = build(raw).map_err(|mistakes| Stop::mistakes(&mistakes))?;
@@ -187,26 +188,19 @@ impl<T> Raw<T> {
         paths: impl IntoIterator<Item = &'p PathBuf>,
     ) -> Result<(), String> {
         for path in paths {
-            self.check_not_writable(field, [path])?;
-            if let Some(warning) = file_mode::readable_by_all(path) {
-                self.warn(field, warning);
+            if let Some(mistake) = changeable_by_all(path) {
+                return Err(self.mistake(field, mistake));
             }
+            self.warn_if_readable(field, path);
         }
         Ok(())
     }
 
-    /// Checks the permissions of the files that `field` names, which everybody may read.
-    ///
-    /// # Errors
-    ///
-    /// The mistake, if all users may change a file.
-    pub fn check_not_writable<'p>(
-        &self,
-        field: &str,
-        paths: impl IntoIterator<Item = &'p PathBuf>,
-    ) -> Result<(), String> {
-        let mistake = paths.into_iter().find_map(|path| file_mode::changeable_by_all(path));
-        mistake.map_or(Ok(()), |mistake| Err(self.mistake(field, mistake)))
+    /// Warns of a file that `field` names and that holds secrets, if all users may read it.
+    pub fn warn_if_readable(&self, field: &str, path: &Path) {
+        if let Some(warning) = file_mode::readable_by_all(path) {
+            self.warn(field, warning);
+        }
     }
 
     /// Checks that the folder that `field` names is there or can be created.

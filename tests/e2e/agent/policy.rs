@@ -1,5 +1,6 @@
 //! The access policy for locks and its reload at run time.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -105,6 +106,16 @@ async fn rules_are_reloaded_on_sighup_and_kept_if_unreadable() -> Result<()> {
     assert_error(&worker.call("LOCK c NOWAIT").await?, "DENIED", "c");
     let log = bench.agent.process().log();
     ensure!(log.contains("policy.toml") && log.contains("nmes"), "it says what is wrong: {log}");
+    // Nor do the rules of a file apply that every user may change.
+    rules.write(&for_us("names = [\"c\"]"))?;
+    std::fs::set_permissions(rules.path(), PermissionsExt::from_mode(0o666))?;
+    bench.agent.process().signal(Signal::HUP)?;
+    bench
+        .until_metric("lockscope_agent_policy_reloads_total", &[("outcome", "refused")], 2.0)
+        .await;
+    assert_error(&worker.call("LOCK c NOWAIT").await?, "DENIED", "c");
+    let log = bench.agent.process().log();
+    ensure!(log.contains("can be changed by every user (mode 0666)"), "{log}");
     Ok(())
 }
 
