@@ -162,7 +162,7 @@ doc: ## Builds the documentation of the code into target/doc
 	$(CARGO) doc --locked --workspace --no-deps --document-private-items
 
 deps: $(CLIENTS)/.venv/installed $(CLIENTS)/node_modules/installed $(CLIENTS)/go/installed $(CLIENTS)/java/target/installed ## Installs what the tests need (apt, pip, npm, go, mvn)
-	@tests/install-missing cc redis-server redis-cli chromium chromedriver promtool nc faketime dpkg-shlibdeps objcopy systemd-analyze
+	@tests/install-missing cc redis-server redis-cli chromium chromedriver promtool amtool nc faketime dpkg-shlibdeps objcopy systemd-analyze
 
 %/.venv/installed: %/requirements.txt
 	@tests/install-missing python3

@@ -270,7 +270,7 @@ async fn the_commands_for_prometheus() -> Result<()> {
     let stage = Stage::new().await?;
     let text = document("docs/start/prometheus.md")?;
     let steps = blocks(&text, "sh");
-    let [metrics, rules, fault] = steps.as_slice() else { bail!("{steps:?}") };
+    let [metrics, rules, routes, fault] = steps.as_slice() else { bail!("{steps:?}") };
     eventually("both to report that Redis is up", async || {
         let printed = stage.succeeds(metrics)?;
         let up = printed.lines().filter(|line| !line.starts_with('#') && line.ends_with(" 1"));
@@ -282,6 +282,9 @@ async fn the_commands_for_prometheus() -> Result<()> {
     std::fs::write(stage.folder.path().join("prometheus.yml"), config.concat())?;
     stage.succeeds(rules)?;
     stage.succeeds("promtool check config prometheus.yml")?;
+    let example = document("grafana/prometheus/alertmanager.yml")?;
+    std::fs::write(stage.folder.path().join("alertmanager.yml"), example)?;
+    stage.succeeds(routes)?;
     // The first line stays in the background, so the output goes to a file.
     let log = stage.folder.path().join("log");
     let mut shell = Process::spawn("shell", stage.shell(&format!("{fault}\nwait"))?, &log, None)?;

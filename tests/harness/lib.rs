@@ -36,7 +36,7 @@ pub use foreign::Foreign;
 pub use jvm::Jvm;
 pub use otlp::SpanReceiver;
 pub use process::Process;
-pub use prometheus::Prometheus;
+pub use prometheus::{Alertmanager, Prometheus};
 pub use proxy::Proxy;
 pub use redis::RedisServer;
 pub use reply::Reply;

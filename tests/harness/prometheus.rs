@@ -1,6 +1,8 @@
-//! A real Prometheus that scrapes our programs.
+//! A real Prometheus that scrapes our programs, and a real Alertmanager that it notifies.
 
 use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -34,13 +36,36 @@ impl Prometheus {
     /// # Errors
     /// As [`start`](Self::start).
     pub async fn every(interval: Duration, jobs: &[(&str, Vec<u16>)], rules: &str) -> Result<Self> {
-        let program = process::on_path("prometheus")
-            .context("there is no prometheus on the PATH: `make deps` installs it")?;
+        Self::launch(interval, jobs, rules, "").await
+    }
+
+    /// Starts a Prometheus as [`start`](Self::start) does, which sends its alerts to this Alertmanager.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn notifying(
+        alertmanager: &Alertmanager,
+        jobs: &[(&str, Vec<u16>)],
+        rules: &str,
+    ) -> Result<Self> {
+        let alerting = format!(
+            "alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{}']}}]}}]}}\n",
+            alertmanager.port
+        );
+        Self::launch(Duration::from_secs(1), jobs, rules, &alerting).await
+    }
+
+    async fn launch(
+        interval: Duration,
+        jobs: &[(&str, Vec<u16>)],
+        rules: &str,
+        alerting: &str,
+    ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("lockscope-prometheus-").tempdir()?;
         let every = format!("{}ms", interval.as_millis());
         let mut config = format!(
             "global: {{scrape_interval: {every}, scrape_timeout: {every}, \
-             evaluation_interval: {every}}}\nrule_files: [rules.yml]\nscrape_configs:\n"
+             evaluation_interval: {every}}}\nrule_files: [rules.yml]\n{alerting}scrape_configs:\n"
         );
         for (job, ports) in jobs {
             let targets: Vec<_> = ports.iter().map(|port| format!("'127.0.0.1:{port}'")).collect();
@@ -51,34 +76,13 @@ impl Prometheus {
         }
         std::fs::write(folder.path().join("prometheus.yml"), config)?;
         std::fs::write(folder.path().join("rules.yml"), rules)?;
-        let log = folder.path().join("prometheus.log");
-        for port in std::iter::repeat_with(random_port).take(20) {
-            if TcpListener::bind(("127.0.0.1", port)).is_err() {
-                continue;
-            }
-            let mut command = process::command(&program);
+        let (process, port) = serving(&["prometheus"], folder.path(), |command, port| {
             command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
-            command
-                .arg(format!("--config.file={}", folder.path().join("prometheus.yml").display()));
-            command.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
+            command.args(["--config.file=prometheus.yml", "--storage.tsdb.path=data"]);
             command.arg("--log.level=warn");
-            let mut process = Process::spawn("prometheus", command, &log, None)?;
-            let up = eventually("Prometheus to be ready", async || {
-                if process.ended()?.is_some() {
-                    return Ok(false);
-                }
-                let ready = http::get_whole(port, "/-/ready").await?;
-                ensure!(ready.status == 200, "{}", ready.body);
-                Ok(true)
-            })
-            .await;
-            if up {
-                return Ok(Self { process, port, _folder: folder });
-            }
-            let said = process.log();
-            ensure!(said.contains("address already in use"), "Prometheus ended at once:\n{said}");
-        }
-        bail!("no port is free for Prometheus")
+        })
+        .await?;
+        Ok(Self { process, port, _folder: folder })
     }
 
     /// Runs a query and returns its rows, possibly none.
@@ -123,4 +127,76 @@ impl Prometheus {
         ensure!(json["status"] == "success", "{path}: {}", json["error"]);
         Ok(json["data"].clone())
     }
+}
+
+/// A running Alertmanager with its own folder and port. Killed when dropped.
+#[derive(Debug)]
+pub struct Alertmanager {
+    _process: Process,
+    port: u16,
+    _folder: TempDir,
+}
+
+impl Alertmanager {
+    /// Starts an Alertmanager with this configuration.
+    ///
+    /// # Errors
+    /// Returns an error if there is no Alertmanager, it does not start, or it rejects the configuration.
+    pub async fn start(config: &str) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("lockscope-alertmanager-").tempdir()?;
+        std::fs::write(folder.path().join("alertmanager.yml"), config)?;
+        // Debian renames the program.
+        let names = ["alertmanager", "prometheus-alertmanager"];
+        let (process, port) = serving(&names, folder.path(), |command, port| {
+            command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+            command.args(["--cluster.listen-address=", "--config.file=alertmanager.yml"]);
+            command.args(["--storage.path=data", "--log.level=warn"]);
+        })
+        .await?;
+        Ok(Self { _process: process, port, _folder: folder })
+    }
+
+    /// Returns the alerts that it has, each with its labels, status and receivers.
+    ///
+    /// # Errors
+    /// Returns an error if it does not answer.
+    pub async fn alerts(&self) -> Result<Vec<Value>> {
+        let answer = http::get_whole(self.port, "/api/v2/alerts").await?.json()?;
+        answer.as_array().cloned().with_context(|| answer.to_string())
+    }
+}
+
+/// Starts a program under the first of these names in its folder, on a free port, and waits until it is ready.
+async fn serving(
+    names: &[&str],
+    folder: &Path,
+    arguments: impl Fn(&mut Command, u16),
+) -> Result<(Process, u16)> {
+    let program = names.iter().find_map(|name| process::on_path(name));
+    let program =
+        program.with_context(|| format!("there is no {}: `make deps` installs it", names[0]))?;
+    for port in std::iter::repeat_with(random_port).take(20) {
+        if TcpListener::bind(("127.0.0.1", port)).is_err() {
+            continue;
+        }
+        let mut command = process::command(&program);
+        command.current_dir(folder);
+        arguments(&mut command, port);
+        let mut process = Process::spawn(names[0], command, &folder.join("log"), None)?;
+        let up = eventually(&format!("{} to be ready", names[0]), async || {
+            if process.ended()?.is_some() {
+                return Ok(false);
+            }
+            let ready = http::get_whole(port, "/-/ready").await?;
+            ensure!(ready.status == 200, "{}", ready.body);
+            Ok(true)
+        })
+        .await;
+        if up {
+            return Ok((process, port));
+        }
+        let said = process.log();
+        ensure!(said.contains("address already in use"), "{} ended at once:\n{said}", names[0]);
+    }
+    bail!("no port is free for {}", names[0])
 }

@@ -2,6 +2,7 @@
 
 mod alerts;
 mod healthy_load;
+mod notifications;
 mod panels;
 mod problem_alerts;
 
@@ -42,27 +43,40 @@ fn rules() -> Result<String> {
     Ok(rules_in(AGENT_RULES)? + groups)
 }
 
-/// Runs promtool in this folder.
-fn promtool(folder: &Path, arguments: &[&str]) -> Result<()> {
-    let program = process::on_path("promtool").context("there is no promtool: see `make deps`")?;
+/// Runs a program in this folder.
+fn succeeds(name: &str, folder: &Path, arguments: &[&str]) -> Result<()> {
+    let program = process::on_path(name);
+    let program = program.with_context(|| format!("there is no {name}: see `make deps`"))?;
     let output = Command::new(program).current_dir(folder).args(arguments).output()?;
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "promtool {arguments:?}: {said}");
+    ensure!(output.status.success(), "{name} {arguments:?}: {said}");
     Ok(())
 }
 
 #[test]
 fn promtool_accepts_the_rules_and_the_example() -> Result<()> {
     for file in [AGENT_RULES, DASHBOARD_RULES] {
-        promtool(&path(FOLDER), &["check", "rules", file])?;
+        succeeds("promtool", &path(FOLDER), &["check", "rules", file])?;
     }
-    promtool(&path(FOLDER), &["check", "config", "prometheus.yml"])
+    succeeds("promtool", &path(FOLDER), &["check", "config", "prometheus.yml"])
+}
+
+#[test]
+fn amtool_accepts_the_example_which_routes_by_severity() -> Result<()> {
+    succeeds("amtool", &path(FOLDER), &["check-config", "alertmanager.yml"])?;
+    for (severity, receiver) in [("critical", "pager"), ("warning", "tickets"), ("info", "log")] {
+        let file = "--config.file=alertmanager.yml";
+        let expected = format!("--verify.receivers={receiver}");
+        let label = format!("severity={severity}");
+        succeeds("amtool", &path(FOLDER), &["config", "routes", "test", file, &expected, &label])?;
+    }
+    Ok(())
 }
 
 #[test]
 fn alerts_pass_their_unit_tests() -> Result<()> {
     for file in [AGENT_RULES, DASHBOARD_RULES] {
-        promtool(&path(FOLDER), &["test", "rules", &unit_tests(file)])?;
+        succeeds("promtool", &path(FOLDER), &["test", "rules", &unit_tests(file)])?;
     }
     Ok(())
 }

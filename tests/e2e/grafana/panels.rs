@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use harness::{PATIENCE, Prometheus, eventually, http, within};
 use serde_json::Value;
 
-use super::{promtool, rules, text};
+use super::{rules, succeeds, text};
 use crate::demo::Demo;
 
 const BOARDS: [&str; 3] = ["overview", "agents", "locks"];
@@ -139,7 +139,7 @@ fn verify(series: &[(&str, f64)], results: &[Shown<'_>]) -> Result<()> {
 fn run(test: &str) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     std::fs::write(scratch.path().join("panels.yml"), test)?;
-    promtool(scratch.path(), &["test", "rules", "panels.yml"])
+    succeeds("promtool", scratch.path(), &["test", "rules", "panels.yml"])
 }
 
 #[test]
