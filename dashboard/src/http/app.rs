@@ -146,6 +146,7 @@ impl App {
             address: address.to_owned(),
             sources: self.sources.views(),
             servers: self.sources.server_views(),
+            partly_visible: self.sources.partly_visible(),
             first_scan: self.sources.first_scan(),
             counts: self.hub.snapshot().counts(),
             several_deployments,

@@ -191,6 +191,7 @@ impl App {
             density: Density::new(span.from, span.to),
             gaps: Vec::new(),
             kept: self.archive.is_some(),
+            trouble: self.sources.history_trouble(),
             then: None,
         }
     }

@@ -396,6 +396,15 @@ impl Sources {
         };
     }
 
+    /// Returns the clusters that are only partly visible, each with the reason.
+    #[must_use]
+    pub fn partly_visible(&self) -> Vec<(Arc<str>, String)> {
+        let clusters = self.lists().clusters.clone();
+        let mut clusters: Vec<_> = clusters.into_iter().collect();
+        clusters.sort();
+        clusters
+    }
+
     /// Sets or clears the reason why the history cannot be written.
     pub fn set_history_trouble(&self, trouble: Option<String>) {
         self.lists().history_trouble = trouble;
@@ -404,6 +413,12 @@ impl Sources {
     /// Sets where the history of earlier runs is, if it cannot be read.
     pub fn set_history_set_aside(&self, place: Option<String>) {
         self.lists().history_set_aside = place;
+    }
+
+    /// Returns the reason why the history cannot be written, if there is one.
+    #[must_use]
+    pub fn history_trouble(&self) -> Option<String> {
+        self.lists().history_trouble.clone()
     }
 
     /// Sets the slots of a cluster's nodes.
@@ -526,10 +541,7 @@ impl Sources {
                 server.deployment, server.node
             )
         });
-        let of_history = {
-            let lists = self.lists();
-            [lists.history_trouble.clone(), lists.history_set_aside.clone()]
-        };
+        let of_history = [self.history_trouble(), self.lists().history_set_aside.clone()];
         let mut limits: Vec<String> = of_history.into_iter().flatten().chain(parts).collect();
         limits.extend(servers.iter().filter_map(|server| {
             let reason = server.replica_unused()?;
@@ -545,12 +557,8 @@ impl Sources {
                 server.deployment, server.node
             )
         }));
-        limits.extend(
-            self.lists()
-                .clusters
-                .iter()
-                .map(|(deployment, problem)| format!("{deployment}: {problem}.")),
-        );
+        let clusters = self.partly_visible();
+        limits.extend(clusters.iter().map(|(deployment, why)| format!("{deployment}: {why}.")));
         let of_nodes = self.statuses().into_iter().filter_map(|status| {
             Some((Arc::clone(&status.deployment), status.node.clone(), status.limit()?))
         });

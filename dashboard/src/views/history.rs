@@ -321,7 +321,7 @@ struct HistoryTemplate<'a> {
     /// The address of the history of all locks.
     of_all: String,
     spans: Vec<(&'static str, String, bool)>,
-    strip: Strip,
+    strip: Strip<'a>,
     types: Types,
     then: Option<Then>,
     events: Events<'a>,
@@ -374,7 +374,7 @@ pub fn history_page(page: &HistoryPage) -> Result<String, askama::Error> {
     .render()
 }
 
-fn strip(page: &HistoryPage) -> Strip {
+fn strip(page: &HistoryPage) -> Strip<'_> {
     let (from, to) = (page.density.from, page.density.to);
     Strip::new(page, |at| page.kept.then(|| Address(page).fixed(from, to, at)))
 }

@@ -93,6 +93,8 @@ pub struct Chrome {
     pub sources: Vec<SourceView>,
     /// Every server that the dashboard looks at.
     pub servers: Vec<ServerView>,
+    /// The clusters that are only partly visible, each with the reason.
+    pub partly_visible: Vec<(Arc<str>, String)>,
     /// The progress of the first scan of all keys, or `None` once it is complete.
     pub first_scan: Option<Progress>,
     /// The counts of all locks, including those that the page does not show.
@@ -308,6 +310,8 @@ pub struct HistoryPage {
     pub gaps: Vec<Gap>,
     /// True if the events come from a history. Otherwise they are those remembered for each lock.
     pub kept: bool,
+    /// The reason why the newest events are not in the history, if so.
+    pub trouble: Option<String>,
     /// The locks held at the instant of the time cursor.
     pub then: Option<HeldThen>,
 }

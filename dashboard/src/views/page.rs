@@ -127,11 +127,13 @@ impl Health {
             return Self { tone: "bad", word: "Not current", detail };
         }
         let lines = Status::new(chrome).lines;
-        let failing: Vec<String> = lines
+        let failing = lines
             .iter()
             .filter(|line| severity(line.state) > severity(SourceState::Paused))
-            .map(|line| format!("{} {}", line.source, line.state.as_str()))
-            .collect();
+            .map(|line| format!("{} {}", line.source, line.state.as_str()));
+        let partly = chrome.partly_visible.iter();
+        let partly = partly.map(|(name, _)| format!("the cluster {name} is only partly visible"));
+        let failing: Vec<String> = failing.chain(partly).collect();
         if !failing.is_empty() {
             return Self { tone: "warn", word: "Partial", detail: failing.join(", ") };
         }
@@ -235,6 +237,7 @@ pub(super) fn state_tone(state: &SourceState) -> &'static str {
 #[template(path = "parts/alerts.html")]
 pub(super) struct Alerts<'a> {
     down: Vec<(&'a ServerView, Prose<'a>, Ago)>,
+    partly_visible: Vec<(&'a str, Prose<'a>)>,
     evicting: Vec<(&'a ServerView, &'a str)>,
     not_kept: Option<String>,
 }
@@ -251,9 +254,12 @@ impl<'a> Alerts<'a> {
             .servers
             .iter()
             .filter_map(|server| server.evicts.as_deref().map(|policy| (server, policy)));
+        let partly_visible =
+            chrome.partly_visible.iter().map(|(name, why)| (&**name, why.as_str().into()));
         let not_kept = chrome.counts.not_kept;
         Self {
             down: down.collect(),
+            partly_visible: partly_visible.collect(),
             evicting: evicting.collect(),
             not_kept: (not_kept > 0).then(|| counted(not_kept, "lock")),
         }

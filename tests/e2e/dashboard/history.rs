@@ -96,7 +96,7 @@ async fn a_click_on_the_strip_shows_what_was_held() -> Result<()> {
     until(&browser, &format!("{then}.includes('3 holds') && !{then}.includes('2099')")).await;
     // The dashboard did not run at a time that long ago.
     browser.open(&dashboard.url("/history?at=2001-01-01T00:00:00Z")).await?;
-    until(&browser, &format!("{then}.includes('Nobody was looking')")).await;
+    until(&browser, &format!("{then}.includes('Nothing was recorded')")).await;
     Ok(())
 }
 

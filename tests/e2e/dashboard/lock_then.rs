@@ -55,7 +55,7 @@ async fn the_whole_page_turns_to_an_instant_and_back() -> Result<()> {
         eventually("a page of now that never warns", async || {
             for _ in 0..5 {
                 browser.open(&dashboard.url(page)).await?;
-                let warns = format!("return {}", says("Nobody was looking at"));
+                let warns = format!("return {}", says("Nothing was recorded at"));
                 ensure!(browser.run(&warns).await? == false, "{page}");
             }
             Ok(())

@@ -266,6 +266,8 @@ async fn slots_that_no_node_serves_alert_in_both_programs() -> Result<()> {
     let sources = dashboard.json("/api/v1/sources").await?;
     let said = sources["limits"].to_string();
     assert!(said.contains("1 slot of the cluster is served by no node"), "{said}");
+    let page = harness::http::get(dashboard.port(), "/overview").await?.body;
+    assert!(page.contains("A cluster is only partly visible"), "{page}");
     cluster.client(0).await?.call(&format!("CLUSTER ADDSLOTS {slot}")).await?.ok()?;
     worker.reply().await?.ok()?;
     eventually("it is over", async || {

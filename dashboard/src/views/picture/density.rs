@@ -5,6 +5,7 @@ use askama::filters::HtmlSafe;
 
 use super::super::HistoryPage;
 use super::super::format::{self, rfc3339};
+use super::super::prose::Prose;
 use super::time_axis::{TimeAxis, time_of_day};
 use crate::archive::BUCKETS;
 use crate::clock::SteadyMillis;
@@ -48,8 +49,10 @@ struct Unseen {
 
 #[derive(Debug, Template)]
 #[template(path = "parts/strip.html")]
-pub(in super::super) struct Strip {
+pub(in super::super) struct Strip<'a> {
     parts: Vec<Part>,
+    /// The reason why the newest events are missing, if so.
+    trouble: Option<Prose<'a>>,
     unseen: Vec<Unseen>,
     /// The position of the time cursor.
     cursor: Option<u64>,
@@ -60,12 +63,12 @@ pub(in super::super) struct Strip {
     counted_from: Option<String>,
 }
 
-impl HtmlSafe for Strip {}
+impl HtmlSafe for Strip<'_> {}
 
-impl Strip {
+impl<'a> Strip<'a> {
     /// Draws the strip of a page. `link` returns the address of the page with the time cursor at an instant.
     pub(in super::super) fn new(
-        page: &HistoryPage,
+        page: &'a HistoryPage,
         link: impl Fn(SteadyMillis) -> Option<String>,
     ) -> Self {
         let density = &page.density;
@@ -107,6 +110,7 @@ impl Strip {
         let within = |at: &SteadyMillis| (density.from..=density.to).contains(at);
         Self {
             parts: density.buckets.iter().enumerate().map(part).collect(),
+            trouble: page.trouble.as_deref().map(Prose::from),
             unseen: unseen.collect(),
             cursor: page.then.as_ref().map(|then| then.at).filter(within).map(x),
             marks: axis.marks(),

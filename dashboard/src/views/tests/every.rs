@@ -53,13 +53,17 @@ pub(super) fn all() -> Vec<(String, String)> {
     scanning.chrome.first_scan = Some(Progress { seen: 431_200, of: Some(1_000_000) });
     table("empty-scanning", scanning);
     let mut down = locks(Vec::new());
+    down.chrome.first_scan = Some(Progress { seen: 0, of: None });
     let reason = "connection refused (os error 111)";
     down.chrome.servers[0].down = Some(Down { since: ago(47_000), reason: reason.into() });
     down.chrome.sources.iter_mut().for_each(|s| {
         s.state = SourceState::Down;
         s.last_success = None;
     });
+    let mut lost = down.clone();
+    lost.chrome.first_scan = None;
     table("empty-down", down);
+    table("empty-lost", lost);
     let mut blind = contended();
     blind.chrome.servers[0].down =
         Some(Down { since: ago(47_000), reason: "no answer within 2 s".into() });
@@ -101,7 +105,10 @@ pub(super) fn all() -> Vec<(String, String)> {
     };
     one("lock-absent", about(Subject::Absent { read_at: ago(20) }));
     one("lock-no-lock", about(Subject::NoLock("it is a string.".into())));
-    one("lock-unreadable", about(Subject::Unreadable("connection refused (os error 111).".into())));
+    one(
+        "lock-unreadable",
+        about(Subject::Unreadable("Its server cannot be read: timed out.".into())),
+    );
     let mut hostile_lock = |name, of: ListPage<LockRow>, n: usize| {
         let subject = (*of.rows[n]).clone();
         one(name, LockPage { chrome: of.chrome, ..lock(subject) });

@@ -191,6 +191,7 @@ pub(super) fn chrome(address: &str) -> Chrome {
             source("poll", 300, SourceState::On, "14 locks, each read at least every 5 s."),
         ],
         servers: vec![server()],
+        partly_visible: Vec::new(),
         first_scan: None,
         counts: Counts { held: 14, ..Counts::default() },
         several_deployments: false,
@@ -487,6 +488,7 @@ pub(in crate::views) fn history(kept: bool, rows: Vec<EventRow>) -> HistoryPage 
         density,
         gaps: vec![Gap { from: None, to: Some(ago(90_000)) }],
         kept,
+        trouble: None,
         then: None,
     }
 }
@@ -645,6 +647,7 @@ pub(super) fn hostile() -> ListPage<LockRow> {
     page.chrome.environment = Some(text.into());
     page.chrome.address = format!("/?filter={text}");
     page.chrome.servers[0].evicts = Some(text.into());
+    page.chrome.partly_visible = vec![(text.into(), text.into())];
     page.chrome.servers[0].down = Some(Down { since: ago(9_000), reason: text.into() });
     page.chrome.sources[0].detail = text.into();
     page

@@ -4,7 +4,7 @@ use super::fixtures::{
     ago, chrome, contended_lock, deadlocked, happened, held, history, holder, incident, leaked,
     list, lock, lock_at, overview,
 };
-use crate::archive::PastEvent;
+use crate::archive::{Gap, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
     Certainty, ClientView, Counts, LockEvent, LockView, PastOfLock, ProblemKind, RedView, Source,
@@ -253,6 +253,30 @@ fn the_mistakes_in_the_form_of_the_history_are_shown_together() {
     let (_, form) = html.split_once("<form class=\"ask\"").expect("a form");
     let form = form.split("</form>").next().unwrap();
     assert_eq!(form.matches("role=\"alert\"").count(), 2, "{form}");
+}
+
+#[test]
+fn every_page_reports_a_cluster_that_is_only_partly_visible() {
+    let mut page = overview(Vec::new());
+    page.chrome.partly_visible = vec![("main".into(), "1 slot is served by no node".into())];
+    let html = overview_page(&page).unwrap();
+    assert!(html.contains("A cluster is only partly visible</strong> main: 1 slot"), "{html}");
+    assert!(html.contains("Partial") && !html.contains(">Live<"), "{html}");
+}
+
+#[test]
+fn a_history_that_cannot_be_written_says_so_and_lists_its_gaps() {
+    let gap = |from| Gap { from: Some(ago(from)), to: Some(ago(from - 1_000)) };
+    let page = HistoryPage {
+        trouble: Some("The history cannot be written: the disk is full.".into()),
+        gaps: [400_000, 300_000, 200_000, 100_000].map(gap).into(),
+        ..history(true, Vec::new())
+    };
+    let html = history_page(&page).unwrap();
+    assert!(html.contains("The history cannot be written: the disk is full."), "{html}");
+    assert!(html.contains(" and in 1 more gap. Events of that time are missing."), "{html}");
+    let html = history_page(&HistoryPage { trouble: None, ..page }).unwrap();
+    assert!(!html.contains("cannot be written"), "{html}");
 }
 
 #[test]
