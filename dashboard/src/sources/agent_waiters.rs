@@ -8,7 +8,7 @@ use redis::Value;
 use redisson::signed_entry::Place;
 use redisson::{ClientId, HolderId, LockName, keys};
 use serde::Deserialize;
-use service_kit::redis::{CallError, ServerError};
+use service_kit::redis::CallError;
 
 use super::read::integer;
 use super::registry::{MAX_HOST, Registry, denial};
@@ -85,7 +85,7 @@ impl WaiterReader {
         registry: &Registry,
         known: &KnownAgents,
         holders: HashSet<ClientId>,
-    ) -> Result<Vec<AgentWaiters>, ServerError> {
+    ) -> Result<Vec<AgentWaiters>, CallError> {
         let mut lists = Vec::new();
         let agents = self.choose(known.of(scope).into_iter().chain(holders));
         for agents in agents.chunks(VALUES) {
@@ -131,7 +131,7 @@ pub(super) fn next_part<T: Clone + Ord>(
 
 impl Registry {
     /// Reads the values of these agents, except those whose node of the cluster does not reply.
-    async fn waiters(&self, agents: &[ClientId]) -> Result<Vec<AgentWaiters>, ServerError> {
+    async fn waiters(&self, agents: &[ClientId]) -> Result<Vec<AgentWaiters>, CallError> {
         let at = Time::now();
         let range = |agent: &ClientId| {
             vec![
@@ -143,7 +143,7 @@ impl Registry {
         };
         let replies = self.send(agents.iter().map(range).collect()).await;
         if let Some(denied) = denial(&replies) {
-            return Err(denied);
+            return Err(CallError::Refused(denied));
         }
         let value = |reply| match reply {
             Ok(Value::BulkString(value)) => Some(value),
@@ -160,7 +160,7 @@ impl Registry {
         let hosts = match &keys {
             Some(_) => {
                 let published = values.iter().filter(|(_, value)| !value.is_empty());
-                self.short_hosts(published.map(|(agent, _)| *agent).collect()).await
+                self.short_hosts(published.map(|(agent, _)| *agent).collect()).await?
             }
             None => HashMap::new(),
         };
@@ -181,14 +181,24 @@ impl Registry {
     }
 
     /// Reads the hosts of agents, except those that are too long.
-    async fn short_hosts(&self, agents: Vec<ClientId>) -> HashMap<ClientId, Vec<u8>> {
+    async fn short_hosts(
+        &self,
+        agents: Vec<ClientId>,
+    ) -> Result<HashMap<ClientId, Vec<u8>>, CallError> {
         let length = |agent: &ClientId| vec!["HSTRLEN".into(), keys::agent(agent), "host".into()];
         let lengths = self.send(agents.iter().map(length).collect()).await;
-        let short = agents.into_iter().zip(lengths).filter(|(_, length)| {
-            let length = length.as_ref().ok().and_then(integer);
-            length.is_some_and(|length| (1..=MAX_HOST).contains(&length))
-        });
-        self.hosts(short.map(|(agent, _)| agent).collect()).await
+        let mut short = Vec::new();
+        for (agent, length) in agents.into_iter().zip(lengths) {
+            let length = match length {
+                Ok(length) => integer(&length),
+                Err(CallError::Refused(_)) => None,
+                Err(error) => return Err(error),
+            };
+            if length.is_some_and(|length| (1..=MAX_HOST).contains(&length)) {
+                short.push(agent);
+            }
+        }
+        self.hosts(short).await
     }
 }
 

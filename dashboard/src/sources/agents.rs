@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use redisson::{ClientId, HolderId};
-use service_kit::redis::ServerError;
+use service_kit::redis::CallError;
 
 use super::agent_waiters::{KnownAgents, WaiterReader, next_part};
 use super::registry::{Lookup, Registry};
@@ -66,8 +66,8 @@ impl Agents {
     /// Looks up some of the holders.
     ///
     /// # Errors
-    /// Fails if Redis denies the lookup.
-    pub(super) async fn look_up(&mut self) -> Result<(), ServerError> {
+    /// Those of [`Registry::look_up`].
+    pub(super) async fn look_up(&mut self) -> Result<(), CallError> {
         let lookups = self.choose();
         if !lookups.is_empty() {
             let report = self.registry.look_up(lookups).await?;
@@ -79,8 +79,8 @@ impl Agents {
     /// Reads the locks that the workers of agents wait for.
     ///
     /// # Errors
-    /// Fails if Redis denies the read.
-    pub(super) async fn read_waiters(&mut self) -> Result<(), ServerError> {
+    /// Fails if Redis denies the read, or if a node stops to reply during it.
+    pub(super) async fn read_waiters(&mut self) -> Result<(), CallError> {
         let agents = self.active.iter().flatten().copied().collect();
         let lists = self.waiters.read(&self.scope, &self.registry, &self.known, agents).await?;
         for list in lists {

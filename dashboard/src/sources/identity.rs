@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use service_kit::redis::{CallError, Link};
+use service_kit::redis::{CallError, Link, ServerError};
 use tokio::time::Instant;
 
 use super::agents::Agents;
@@ -101,10 +101,10 @@ impl Identity {
     async fn report_agents(&mut self) -> Option<String> {
         let mut denied = None;
         for agents in &mut self.agents {
-            if let Err(refused) = agents.look_up().await {
+            if let Some(refused) = refusal(agents.look_up().await) {
                 denied = Some(format!("the holder registry of the agents is not read: {refused}"));
             }
-            if let Err(refused) = agents.read_waiters().await {
+            if let Some(refused) = refusal(agents.read_waiters().await) {
                 // If the rest of the registry is not readable either, this is already reported.
                 denied.get_or_insert_with(|| {
                     format!("the waiters of the agents are not read: {refused}")
@@ -119,6 +119,14 @@ impl Identity {
         let Some(list) = client_list(&self.link).await? else { return Ok(None) };
         self.shards.count_dashboards(&list);
         Ok(Some(connections(&list)))
+    }
+}
+
+/// Returns Redis' refusal. A connection reports its loss itself, and the next round follows soon.
+fn refusal(read: Result<(), CallError>) -> Option<ServerError> {
+    match read {
+        Err(CallError::Refused(refused)) => Some(refused),
+        _ => None,
     }
 }
 

@@ -44,15 +44,15 @@ impl Registry {
     /// Looks up holders. The report leaves out agents whose node of the cluster does not reply.
     ///
     /// # Errors
-    /// Fails if Redis denies the lookup.
-    pub async fn look_up(&self, lookups: Vec<Lookup>) -> Result<AgentReport, ServerError> {
+    /// Fails if Redis denies the lookup, or if a node stops to reply during it.
+    pub async fn look_up(&self, lookups: Vec<Lookup>) -> Result<AgentReport, CallError> {
         let at = Time::now();
         let mut agents: Vec<ClientId> = lookups.iter().map(|(id, _)| id.client).collect();
         agents.sort_unstable();
         agents.dedup();
         let replies = self.send(length_commands(&agents, &lookups)).await;
         if let Some(denied) = denial(&replies) {
-            return Err(denied);
+            return Err(CallError::Refused(denied));
         }
         // A key of another type is not an agent's key.
         let length = |reply: &Result<Value, CallError>| reply.as_ref().ok().and_then(integer);
@@ -70,11 +70,11 @@ impl Registry {
         let hosted = hosted.filter(|(_, lengths)| {
             length(&lengths[1]).is_some_and(|length| (1..=MAX_HOST).contains(&length))
         });
-        let hosts = self.hosts(hosted.map(|(id, _)| *id).collect()).await;
+        let hosts = self.hosts(hosted.map(|(id, _)| *id).collect()).await?;
         let short = lookups.iter().zip(of_holders).filter(|(_, reply)| {
             length(reply).is_some_and(|length| (1..=MAX_ENTRY).contains(&length))
         });
-        let entries = self.entries(short.map(|((id, _), _)| *id).collect()).await;
+        let entries = self.entries(short.map(|((id, _), _)| *id).collect()).await?;
         let keys = self.keys.as_ref().map(AgentKeys::now);
         let wall = SteadyMillis::now().to_wall();
         let mut holders = Vec::with_capacity(lookups.len());
@@ -94,18 +94,25 @@ impl Registry {
         Ok(AgentReport { agents: present, holders, at })
     }
 
-    pub(super) async fn hosts(&self, agents: Vec<ClientId>) -> HashMap<ClientId, Vec<u8>> {
+    pub(super) async fn hosts(
+        &self,
+        agents: Vec<ClientId>,
+    ) -> Result<HashMap<ClientId, Vec<u8>>, CallError> {
         let command = |id: &ClientId| vec!["HMGET".into(), keys::agent(id), "host".into()];
         let replies = self.send(agents.iter().map(command).collect()).await;
-        let hosts = agents.into_iter().zip(replies).filter_map(|(id, reply)| {
-            let Ok(Value::Array(values)) = reply else { return None };
-            let Some(Value::BulkString(host)) = values.into_iter().next() else { return None };
-            Some((id, host))
-        });
-        hosts.collect()
+        let mut hosts = HashMap::new();
+        for (id, reply) in agents.into_iter().zip(replies) {
+            if let Some(Value::BulkString(host)) = list(reply)?.into_iter().next() {
+                hosts.insert(id, host);
+            }
+        }
+        Ok(hosts)
     }
 
-    async fn entries(&self, lookups: Vec<HolderId>) -> HashMap<HolderId, Vec<u8>> {
+    async fn entries(
+        &self,
+        lookups: Vec<HolderId>,
+    ) -> Result<HashMap<HolderId, Vec<u8>>, CallError> {
         let parts: Vec<&[HolderId]> = lookups
             .chunk_by(|a, b| a.client == b.client)
             .flat_map(|of_one| of_one.chunks(FIELDS))
@@ -118,14 +125,13 @@ impl Registry {
         let replies = self.send(parts.iter().map(command).collect()).await;
         let mut entries = HashMap::new();
         for (part, reply) in parts.into_iter().zip(replies) {
-            let Ok(Value::Array(values)) = reply else { continue };
-            for (id, value) in part.iter().zip(values) {
+            for (id, value) in part.iter().zip(list(reply)?) {
                 if let Value::BulkString(entry) = value {
                     entries.insert(*id, entry);
                 }
             }
         }
-        entries
+        Ok(entries)
     }
 
     /// Sends commands in pipelines of bounded length. An agent's keys may be on another node of a cluster than the lock:
@@ -139,7 +145,8 @@ impl Registry {
             by_node.entry(node).or_insert_with(|| (link, Vec::new())).1.push(index);
         }
         for (link, indexes) in by_node.into_values() {
-            for indexes in indexes.chunks(COMMANDS) {
+            let mut chunks = indexes.chunks(COMMANDS);
+            while let Some(indexes) = chunks.next() {
                 let mut pipeline = redis::Pipeline::new();
                 for index in indexes {
                     let mut words = redis::Cmd::new();
@@ -156,12 +163,24 @@ impl Registry {
                     }
                     Err(error) => {
                         tracing::debug!(%error, "holder registry not read");
-                        indexes.iter().for_each(|index| replies[*index] = Err(error.clone()));
+                        // The rest would wait as long.
+                        for index in indexes.iter().chain(chunks.by_ref().flatten()) {
+                            replies[*index] = Err(error.clone());
+                        }
                     }
                 }
             }
         }
         replies
+    }
+}
+
+/// Returns the list in a reply. A key of another type has none.
+fn list(reply: Result<Value, CallError>) -> Result<Vec<Value>, CallError> {
+    match reply {
+        Ok(Value::Array(values)) => Ok(values),
+        Ok(_) | Err(CallError::Refused(_)) => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
 }
 
