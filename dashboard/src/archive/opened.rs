@@ -66,7 +66,7 @@ fn read(path: &Path) -> rusqlite::Result<Opened> {
 
 /// Renames a file with its log, so that `SQLite` can still read both.
 fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
-    // The log comes first: a file in place without its log is renamed at the next start, while a log without its file would be removed.
+    // The log comes first, since SQLite removes a log without its file.
     match rename(with_tail(path, "-wal"), with_tail(aside, "-wal")) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => rename(path, aside)?,

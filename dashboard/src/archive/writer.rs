@@ -140,7 +140,11 @@ impl Writer {
                     Err(error) => {
                         let ended = "The history is no longer written: its writer has panicked. \
                                      Restart the dashboard.";
-                        return report(error.is_panic().then(|| ended.to_owned()));
+                        while error.is_panic() && !entries.is_closed() {
+                            report(Some(ended.to_owned()));
+                            tick.tick().await;
+                        }
+                        return;
                     }
                 };
                 table = same;
