@@ -87,11 +87,10 @@ impl OnCall {
         eventually("alerts to be suppressed", async || {
             let alerts = self.alertmanager.alerts().await?;
             for name in names {
-                let mut ours = alerts.iter().filter(|alert| alert["labels"]["alertname"] == *name);
-                ensure!(
-                    ours.any(|alert| alert["status"]["state"] == "suppressed"),
-                    "{name}: {alerts:?}"
-                );
+                let ours = alerts.iter().filter(|alert| alert["labels"]["alertname"] == *name);
+                let states: Vec<_> = ours.map(|alert| &alert["status"]["state"]).collect();
+                let all = !states.is_empty() && states.iter().all(|state| *state == "suppressed");
+                ensure!(all, "{name}: {alerts:?}");
             }
             Ok(())
         })
