@@ -201,6 +201,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pair = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let pipe = write(folder.path(), "cert.pem", &pair.cert.pem());
+        // Files of the same moment may have the same time.
+        fs::File::open(&pipe).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let key = write(folder.path(), "key.pem", &pair.signing_key.serialize_pem());
         let (runs, running) = mpsc::channel();
         std::thread::spawn(move || {
