@@ -21,7 +21,7 @@ pub struct Earlier {
     pub locks: HashMap<LockId, RestoredLock>,
     /// The names of owners, latest last.
     pub owner_names: Vec<(String, String)>,
-    /// Where their history is now and why, as a sentence, if it could not be read.
+    /// Sentences with the reason and with the new place of their history, if it could not be read.
     pub set_aside: Option<String>,
 }
 
@@ -47,8 +47,8 @@ pub(super) fn open(path: &Path, now: SteadyMillis) -> anyhow::Result<Opened> {
     make_private(path);
     let mut opened = read(path).with_context(cannot)?;
     opened.earlier.set_aside = Some(format!(
-        "The history of earlier runs cannot be read, so a new one began at the start of the dashboard. The old one is kept \
-         as {named}: {error}."
+        "The history of earlier runs cannot be read ({error}), so a new one began at the start of the dashboard. The old \
+         one is kept as {named}."
     ));
     Ok(opened)
 }
@@ -136,6 +136,7 @@ mod tests {
             kept += 1;
             let aside = path.with_extension("db.broken-42");
             assert!(why.contains(&*aside.to_string_lossy()), "{page}: {why}");
+            assert!(!why.contains("***"), "{page}: {why}");
             assert_eq!(opened.earlier.owner_names.len(), 0, "{page}");
             assert!(files(&aside) == damaged, "{page}: the files have changed");
             drop(opened);

@@ -81,9 +81,13 @@ pub(super) fn keep_log(connection: &Connection, keep: bool) -> rusqlite::Result<
 /// Fails if one is damaged.
 pub(super) fn check(connection: &Connection) -> rusqlite::Result<()> {
     let found: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-    match found.as_str() {
-        "ok" => Ok(()),
-        _ => Err(Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CORRUPT), Some(found))),
+    // A mistake follows a line with the name of the database.
+    match found.lines().last() {
+        Some("ok") => Ok(()),
+        mistake => {
+            let mistake = mistake.map(str::to_owned);
+            Err(Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CORRUPT), mistake))
+        }
     }
 }
 
