@@ -275,8 +275,10 @@ fn a_history_that_cannot_be_written_says_so_and_lists_its_gaps() {
     let html = history_page(&page).unwrap();
     assert!(html.contains("The history cannot be written: the disk is full."), "{html}");
     assert!(html.contains(" and in 1 more gap. Events of that time are missing."), "{html}");
-    let html = history_page(&HistoryPage { trouble: None, ..page }).unwrap();
+    let gaps = vec![gap(200_000), gap(100_000)];
+    let html = history_page(&HistoryPage { trouble: None, gaps, ..page }).unwrap();
     assert!(!html.contains("cannot be written"), "{html}");
+    assert!(html.contains("UTC</span> and from <time"), "{html}");
 }
 
 #[test]
