@@ -79,7 +79,7 @@ impl Agents {
     /// Reads the locks that the workers of agents wait for.
     ///
     /// # Errors
-    /// Fails if Redis denies the read, or if a node stops to reply during it.
+    /// Fails if Redis denies the read, or if a node stops replying during it.
     pub(super) async fn read_waiters(&mut self) -> Result<(), CallError> {
         let agents = self.active.iter().flatten().copied().collect();
         let lists = self.waiters.read(&self.scope, &self.registry, &self.known, agents).await?;

@@ -44,7 +44,7 @@ impl Registry {
     /// Looks up holders. The report leaves out agents whose node of the cluster does not reply.
     ///
     /// # Errors
-    /// Fails if Redis denies the lookup, or if a node stops to reply during it.
+    /// Fails if Redis denies the lookup, or if a node stops replying during it.
     pub async fn look_up(&self, lookups: Vec<Lookup>) -> Result<AgentReport, CallError> {
         let at = Time::now();
         let mut agents: Vec<ClientId> = lookups.iter().map(|(id, _)| id.client).collect();

@@ -3,8 +3,8 @@
 local queue, deadlines = KEYS[2], KEYS[3]
 
 -- Calls a command on one key. While a slot moves, its node refuses commands on a key that does not exist, since the other node may
--- have it; the reply is nil then. The node runs this script only if all of KEYS exist: the script has just removed the key, or it is not one
--- of them, such as a reader's marker.
+-- have it; the reply is nil then. The node runs this script only if all of KEYS exist. So the script has just removed the key, or the
+-- key is not one of them, as a reader's marker.
 local function call(...)
   local reply = redis.pcall(...)
   local refusal = type(reply) == 'table' and reply.err
