@@ -62,7 +62,7 @@ enum Empty<'a> {
     Scanning,
     /// The filter matches nothing.
     NoMatch,
-    /// There are no rows, but these sources have trouble and may have missed some.
+    /// There are no rows, but some may be missing: these sources have trouble, or a cluster is only partly visible.
     Incomplete(Vec<&'a SourceView>),
     /// There are no rows.
     Nothing,
@@ -106,7 +106,7 @@ fn why_empty<'a>(chrome: &'a Chrome, shown: &Shown<'_>) -> Option<Empty<'a>> {
         Some(Empty::Scanning)
     } else if !shown.filter.trim().is_empty() {
         Some(Empty::NoMatch)
-    } else if !ailing.is_empty() {
+    } else if !ailing.is_empty() || !chrome.partly_visible.is_empty() {
         Some(Empty::Incomplete(ailing))
     } else {
         Some(Empty::Nothing)

@@ -52,6 +52,9 @@ pub(super) fn all() -> Vec<(String, String)> {
     let mut scanning = locks(Vec::new());
     scanning.chrome.first_scan = Some(Progress { seen: 431_200, of: Some(1_000_000) });
     table("empty-scanning", scanning);
+    let mut partly = locks(Vec::new());
+    partly.chrome.partly_visible = vec![("main".into(), "1 slot is served by no node.".into())];
+    table("empty-partly", partly);
     let mut down = locks(Vec::new());
     down.chrome.first_scan = Some(Progress { seen: 0, of: None });
     let reason = "connection refused (os error 111)";
