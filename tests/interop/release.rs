@@ -1,5 +1,5 @@
 //! Forced releases on the dashboard: the other side's waiters wake, and the loss is reported to the holder.
-//! Leases are so long that nothing else can have woken them.
+//! Leases are so long that nothing else can have woken them. Also releases by Redisson that Redis refuses.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Dashboard, Reply, eventually};
@@ -114,5 +114,24 @@ async fn a_forced_release_of_the_last_reader_wakes_a_writer() -> Result<()> {
     waiting.answer().await??;
     let lost = worker.call_args(&READ.unlock("a")).await?;
     assert!(lost.is_error("LOST") && lost.text().contains("forced"), "{lost}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn java_cannot_release_while_redis_is_full() -> Result<()> {
+    let mut bed = Bed::with(&[], "watchdog=3000").await?;
+    let plain = Kind::of("lock").context("a kind of that name")?;
+    let java = bed.java(plain, "a");
+    java.call("lock").await?;
+    bed.direct.call("CONFIG SET maxmemory 1").await?.ok()?;
+    let thrown = java.thrown("unlock").await?;
+    assert_eq!(thrown.class, "RedisOutOfMemoryException", "{thrown}");
+    assert_eq!(bed.holders("a").await?.len(), 1, "it is still held");
+    eventually("the end of its lease", async || {
+        let holders = bed.holders("a").await?;
+        ensure!(holders.is_empty(), "{holders:?}");
+        Ok(())
+    })
+    .await;
     Ok(())
 }

@@ -183,7 +183,7 @@ impl ServerState {
         let limit = self.number("maxmemory").filter(|limit| *limit > 0)?;
         let used = self.number("used_memory").filter(|used| *used > limit)?;
         Some(format!(
-            "{} are in use, and maxmemory is {}: the server refuses new locks (OOM). Locks that are held are renewed and released.",
+            "{} are in use, and maxmemory is {}: the server refuses new locks (OOM), and releases by Redisson. Agents renew and release their locks.",
             bytes(used),
             bytes(limit)
         ))

@@ -40,6 +40,7 @@ pub(super) struct SnapshotCollector {
     source_lag: GaugeVec,
     up: IntGaugeVec,
     evicts: IntGaugeVec,
+    full: IntGaugeVec,
     unserved_slots: IntGaugeVec,
 }
 
@@ -115,6 +116,11 @@ impl SnapshotCollector {
                 "1 if the server may evict locks when it is full.",
                 &NODE,
             )?,
+            full: ints(
+                "redis_full",
+                "1 if the server's memory is full, so that it refuses new locks.",
+                &NODE,
+            )?,
             unserved_slots: ints(
                 "unserved_slots",
                 "Slots of the cluster that no node serves.",
@@ -138,7 +144,7 @@ impl Collector for SnapshotCollector {
 }
 
 impl SnapshotCollector {
-    fn gauges(&self) -> [&dyn Collector; 16] {
+    fn gauges(&self) -> [&dyn Collector; 17] {
         [
             &self.groups.detected,
             &self.groups.ended,
@@ -155,6 +161,7 @@ impl SnapshotCollector {
             &self.source_lag,
             &self.up,
             &self.evicts,
+            &self.full,
             &self.unserved_slots,
         ]
     }
@@ -168,6 +175,7 @@ impl SnapshotCollector {
             &self.source_state,
             &self.up,
             &self.evicts,
+            &self.full,
             &self.unserved_slots,
         ];
         for vec in ints {
@@ -276,6 +284,7 @@ impl SnapshotCollector {
             self.up.with_label_values(&labels).set(can_read);
             if let Some(info) = server.info().filter(|info| info.maxmemory_policy.is_some()) {
                 self.evicts.with_label_values(&labels).set(i64::from(info.evicts()));
+                self.full.with_label_values(&labels).set(i64::from(server.is_full()));
             }
         }
         for (deployment, slots) in self.sources.unserved_slots() {

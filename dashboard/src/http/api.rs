@@ -102,6 +102,8 @@ struct ServerJson {
     down: Option<DownJson>,
     /// The policy by which it may evict locks, if it may.
     evicts: Option<String>,
+    /// True if its memory is full, so that it refuses new locks.
+    full: bool,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -136,9 +138,10 @@ impl SourcesJson {
 
 impl From<ServerView> for ServerJson {
     fn from(server: ServerView) -> Self {
-        let ServerView { deployment, address, master, replica, version, down, evicts } = server;
+        let ServerView { deployment, address, master, replica, version, down, evicts, full } =
+            server;
         let down = down.map(|down| DownJson { since: down.since, reason: down.reason });
-        Self { deployment, node: address, master, replica, version, down, evicts }
+        Self { deployment, node: address, master, replica, version, down, evicts, full }
     }
 }
 

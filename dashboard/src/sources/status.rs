@@ -239,6 +239,13 @@ impl Server {
         self.reads.is_none() && !self.whole && self.info().is_some_and(is_replica)
     }
 
+    /// Returns whether the server's memory is full, so that it refuses new locks. A replica's memory says nothing about
+    /// that of its master.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.info().is_some_and(|info| info.full && info.role != Some(Role::Replica))
+    }
+
     /// Returns the reason why the server itself is read although the settings request a replica.
     fn replica_unused(&self) -> Option<String> {
         match &*self.reads.as_ref()?.borrow() {
@@ -256,6 +263,7 @@ impl Server {
             version: None,
             down: None,
             evicts: None,
+            full: self.is_full(),
         };
         match &self.link.borrow().status {
             LinkStatus::Up(info) => {

@@ -98,6 +98,8 @@ pub struct ServerView {
     pub down: Option<Down>,
     /// The policy by which it may evict locks, if it may: a warning on every page.
     pub evicts: Option<String>,
+    /// True if its memory is full, so that it refuses new locks: a warning on every page.
+    pub full: bool,
 }
 
 /// A server that cannot be read.

@@ -133,7 +133,9 @@ impl Health {
             .map(|line| format!("{} {}", line.source, line.state.as_str()));
         let partly = chrome.partly_visible.iter();
         let partly = partly.map(|(name, _)| format!("the cluster {name} is only partly visible"));
-        let failing: Vec<String> = failing.chain(partly).collect();
+        let full = chrome.servers.iter().filter(|server| server.full);
+        let full = full.map(|server| format!("the memory of {} is full", server.address));
+        let failing: Vec<String> = failing.chain(partly).chain(full).collect();
         if !failing.is_empty() {
             return Self { tone: "warn", word: "Partial", detail: failing.join(", ") };
         }
@@ -238,6 +240,7 @@ pub(super) fn state_tone(state: &SourceState) -> &'static str {
 pub(super) struct Alerts<'a> {
     down: Vec<(&'a ServerView, Prose<'a>, Ago)>,
     partly_visible: Vec<(&'a str, Prose<'a>)>,
+    full: Vec<&'a ServerView>,
     evicting: Vec<(&'a ServerView, &'a str)>,
     not_kept: Option<String>,
 }
@@ -260,6 +263,7 @@ impl<'a> Alerts<'a> {
         Self {
             down: down.collect(),
             partly_visible: partly_visible.collect(),
+            full: chrome.servers.iter().filter(|server| server.full).collect(),
             evicting: evicting.collect(),
             not_kept: (not_kept > 0).then(|| counted(not_kept, "lock")),
         }

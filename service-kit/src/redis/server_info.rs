@@ -35,6 +35,8 @@ pub struct ServerInfo {
     pub maxmemory_policy: Option<String>,
     /// The memory limit in bytes; 0 is no limit.
     pub maxmemory: Option<u64>,
+    /// Set for a server that refuses commands that need memory (`OOM`): its memory is full, and it evicts no keys.
+    pub full: bool,
     /// Set for a node of a cluster.
     pub cluster: bool,
     /// The server's clock minus [`crate::clock::boot_micros`], in microseconds, at the first check or at the latest
@@ -62,9 +64,23 @@ impl ServerInfo {
 
     /// Parses the text of any sections of INFO.
     pub(crate) fn from_info(text: &str) -> Self {
+        Self::from_later_info(text, false)
+    }
+
+    /// Parses a later text of the same server, which was full before or not. A full server counts as full until a
+    /// twentieth of its memory is free: at its limit, it refuses some commands and executes others.
+    pub(crate) fn from_later_info(text: &str, was_full: bool) -> Self {
         let fields: HashMap<&str, &str> =
             text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
         let field = |name: &str| fields.get(name).map(|value| (*value).to_owned());
+        let number = |name: &str| fields.get(name)?.parse::<u64>().ok();
+        let maxmemory = number("maxmemory");
+        // The server leaves out the buffers of its replicas, too.
+        let used = number("used_memory")
+            .map(|used| used.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0)));
+        let limit = maxmemory
+            .filter(|limit| *limit > 0 && fields.get("maxmemory_policy") == Some(&"noeviction"));
+        let limit = limit.map(|limit| if was_full { limit - limit / 20 } else { limit });
         Self {
             address: None,
             version: field("redis_version"),
@@ -79,7 +95,8 @@ impl ServerInfo {
             // Absent unless it is on.
             requires_replicas: fields.contains_key("min_slaves_good_slaves"),
             maxmemory_policy: field("maxmemory_policy"),
-            maxmemory: fields.get("maxmemory").and_then(|bytes| bytes.parse().ok()),
+            maxmemory,
+            full: limit.is_some_and(|limit| used > Some(limit)),
             cluster: fields.get("cluster_enabled") == Some(&"1"),
             clock_offset_micros: None,
             connected_at_micros: 0,
@@ -122,6 +139,22 @@ mod tests {
         };
         assert!(has(Some("7.0.15"), true) && has(Some("10.1"), true));
         assert!(!has(Some("6.2.14"), true) && !has(None, true) && !has(Some("7.0.15"), false));
+    }
+
+    #[test]
+    fn memory_is_full_at_its_limit_until_a_twentieth_is_free() {
+        let is_full = |used: u64, others: &str, was_full| {
+            let text = format!("used_memory:{used}\r\nmaxmemory:1000\r\n{others}");
+            ServerInfo::from_later_info(&text, was_full).full
+        };
+        let kept = "maxmemory_policy:noeviction\r\n";
+        assert!(is_full(1_001, kept, false) && !is_full(1_000, kept, false));
+        assert!(is_full(951, kept, true) && !is_full(950, kept, true));
+        let buffers = format!("{kept}mem_not_counted_for_evict:1\r\n");
+        assert!(!is_full(1_001, &buffers, false));
+        assert!(!is_full(2_000, "maxmemory_policy:volatile-lru\r\n", true));
+        let unlimited = format!("used_memory:1\r\nmaxmemory:0\r\n{kept}");
+        assert!(!ServerInfo::from_info(&unlimited).full);
     }
 
     #[test]

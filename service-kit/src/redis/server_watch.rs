@@ -47,7 +47,8 @@ impl ServerWatch {
             Value::BulkString(text) => Some(String::from_utf8_lossy(text)),
             _ => None,
         });
-        let new = ServerInfo::from_info(&texts.collect::<Vec<_>>().join("\r\n"));
+        let text = texts.collect::<Vec<_>>().join("\r\n");
+        let new = ServerInfo::from_later_info(&text, self.info.full);
         let info = &mut self.info;
         let mut changed = Vec::new();
         apply(&mut info.run_id, new.run_id, "run id", &mut changed);
@@ -55,6 +56,9 @@ impl ServerWatch {
         apply(&mut info.replid, new.replid, "replication id", &mut changed);
         apply(&mut info.maxmemory_policy, new.maxmemory_policy, "maxmemory-policy", &mut changed);
         apply(&mut info.maxmemory, new.maxmemory, "maxmemory", &mut changed);
+        if new.maxmemory.is_some() && std::mem::replace(&mut info.full, new.full) != new.full {
+            changed.push("full memory");
+        }
         if new.replicas.is_some() {
             info.requires_replicas = new.requires_replicas;
             let before = std::mem::replace(&mut info.replicas, new.replicas);
@@ -144,6 +148,18 @@ mod tests {
         assert_eq!(changed, ["role", "replication id"]);
         assert_eq!(server.info().role, Some(Role::Replica));
         assert_eq!(server.info().run_id.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn full_memory_is_a_change_and_so_is_its_end() {
+        let info = |used| {
+            let limits = "maxmemory:100\r\nmaxmemory_policy:noeviction\r\n";
+            text(&format!("used_memory:{used}\r\n{limits}"))
+        };
+        let mut server = ServerWatch::new(ServerInfo::default());
+        server.update(&[info(90)], 0, 1);
+        let news = [101, 99, 102, 90].map(|used| server.update(&[info(used)], 0, 1));
+        assert_eq!(news, [vec!["full memory"], vec![], vec![], vec!["full memory"]]);
     }
 
     #[test]

@@ -529,6 +529,22 @@ async fn an_evicting_redis_alerts() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_full_redis_alerts() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let dashboard = Dashboard::start(&redis.url(), &[]).await?;
+    let jobs = [("lockscope-dashboard", vec![dashboard.port()])];
+    let prometheus = Prometheus::start(&jobs, &hurried(&rules_in(DASHBOARD_RULES)?)).await?;
+    redis.client().await?.call("CONFIG SET maxmemory 1").await?.ok()?;
+    eventually("LockscopeRedisFull", async || {
+        let fired = fired(&prometheus).await?;
+        ensure!(fired.contains("LockscopeRedisFull"), "{fired:?}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn agents_on_different_servers_alert() -> Result<()> {
     let servers = [RedisServer::start().await?, RedisServer::start().await?];
     let shop = ["--deployment", "shop"];

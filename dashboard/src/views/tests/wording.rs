@@ -265,6 +265,15 @@ fn every_page_reports_a_cluster_that_is_only_partly_visible() {
 }
 
 #[test]
+fn every_page_reports_a_full_redis() {
+    let mut page = overview(Vec::new());
+    page.chrome.servers[0].full = true;
+    let html = overview_page(&page).unwrap();
+    assert!(html.contains("Redis is full and grants no locks</strong> 127.0.0.1:6379"), "{html}");
+    assert!(html.contains("Partial") && !html.contains(">Live<"), "{html}");
+}
+
+#[test]
 fn a_history_that_cannot_be_written_says_so_and_lists_its_gaps() {
     let gap = |from| Gap { from: Some(ago(from)), to: Some(ago(from - 1_000)) };
     let page = HistoryPage {
