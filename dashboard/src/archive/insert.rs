@@ -91,7 +91,7 @@ fn insert_end(to: &Transaction<'_>, lock: &LockId, past: &PastHold) -> rusqlite:
     let (ended, how) = (stored(past.to), past.ended.as_str());
     let closed = to
         .prepare_cached(
-            "UPDATE hold SET ended = ?5, how = ?6 WHERE deployment = ?1 AND db = ?2 AND name = ?3
+            "UPDATE hold SET ended = max(began, ?5), how = ?6 WHERE deployment = ?1 AND db = ?2 AND name = ?3
              AND holder = ?4 AND ended IS NULL",
         )?
         .execute(params![deployment, db, name, holder, ended, how])?;

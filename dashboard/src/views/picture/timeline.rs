@@ -190,7 +190,8 @@ impl Lanes<'_> {
         short: String,
     ) -> Bar {
         let (x, end) = (self.axis.x(since), self.axis.x(to));
-        Bar { x, width: (end - x).clamp(2, WIDTH), class, words, short }
+        // A hold of an earlier run may seem to end before it began, if the host's clock was set back since.
+        Bar { x, width: end.saturating_sub(x).clamp(2, WIDTH), class, words, short }
     }
 
     fn add(&mut self, id: &str, waits: bool, bar: Bar) {
@@ -392,6 +393,14 @@ mod tests {
         let legend: Vec<&str> = timeline.legend.iter().map(|(class, _)| *class).collect();
         assert_eq!(legend, ["released", "ran-out"]);
         assert!(timeline.words.ends_with("2 holders and 3 holds that ended"), "{}", timeline.words);
+    }
+
+    #[test]
+    fn a_hold_that_seems_to_end_before_it_began_is_drawn() {
+        let window = window(vec![hold("a", 9_500_000, 9_250_000, "released")]);
+        let timeline =
+            Timeline::new(None, &window, NOW, Vec::new(), &OwnerNames::default()).unwrap();
+        assert_eq!(timeline.lanes[0].bars[0].width, 2);
     }
 
     #[test]
