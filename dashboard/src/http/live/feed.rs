@@ -142,6 +142,8 @@ impl Feeds {
             sender,
             feeds: self.clone(),
         };
+        // At the end of the program the task ends at once, and removes its sender.
+        drop(senders);
         tokio::spawn(feed.run());
         Ok(latest)
     }
@@ -179,9 +181,7 @@ struct Feed {
 impl Feed {
     async fn run(mut self) {
         let stop = self.feeds.app().stop.clone();
-        if stop.run_until_cancelled(self.publish_versions()).await.is_none() {
-            self.feeds.senders().remove(&self.key);
-        }
+        stop.run_until_cancelled(self.publish_versions()).await;
     }
 
     /// Publishes versions until the page has no readers, or until its first version exceeds the remaining memory. Then the
@@ -257,6 +257,16 @@ impl Feed {
         let old = before.as_ref().map_or(0, |before| before.size(Some(&picture)));
         let kept = self.feeds.0.memory.keep(picture.size(None) + old + patch.size());
         Ok(Some(Version { picture, before, patch, full, kept }))
+    }
+}
+
+/// Closes the page, whose readers would otherwise wait forever after a panic. Another task may have opened it again.
+impl Drop for Feed {
+    fn drop(&mut self) {
+        let mut senders = self.feeds.senders();
+        if senders.get(&self.key).is_some_and(|sender| sender.same_channel(&self.sender)) {
+            senders.remove(&self.key);
+        }
     }
 }
 
