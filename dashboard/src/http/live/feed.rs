@@ -13,7 +13,7 @@ use std::time::Duration;
 use service_kit::clock;
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::{Semaphore, broadcast, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::page_memory::{Kept, PageMemory};
 use super::render_budget::{PageShare, RenderBudget};
@@ -33,6 +33,8 @@ const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The most pages that are rendered for the first time at once, since rendering needs more memory than its result.
 const FIRST_AT_ONCE: usize = 8;
+/// The longest wait for others to be rendered for the first time. Those of the history may take as long as its disk hangs.
+const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A page at one instant, with the patch from the previous version.
 #[derive(Debug)]
@@ -190,7 +192,7 @@ impl Feed {
         let feeds = self.feeds.clone();
         loop {
             let first = match self.reserved.is_some() {
-                true => feeds.0.first.acquire().await.ok(),
+                true => timeout(FIRST_PATIENCE, feeds.0.first.acquire()).await.ok(),
                 false => None,
             };
             let began = Instant::now();
