@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use prometheus::{IntCounterVec, Registry};
 use redis::Value;
-use redisson::HolderId;
 use redisson::name::is_invisible;
 use redisson::script::{self, ForceReleaseOutcome, parse_force_release, unannounced};
+use redisson::{HolderId, Moment};
 use service_kit::redis::{CallError, Link, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
@@ -371,7 +371,8 @@ impl Releases {
             return Outcome::Unsent("this database is not watched".to_owned());
         };
         // The release is announced first, because its message arrives before the reply.
-        self.announce(scope, offer, choice.holders(offer)).await;
+        let begun = now();
+        self.announce(scope, offer, choice.holders(offer), begun).await;
         let at = now();
         let sent = route.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
         if let Ok(reply) = &sent
@@ -385,7 +386,7 @@ impl Releases {
         let outcome = outcome(sent);
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
             // A later end of the hold is not due to this request.
-            self.announce(scope, offer, Vec::new()).await;
+            self.announce(scope, offer, Vec::new(), begun).await;
         }
         match (outcome, choice) {
             (Outcome::Released, Choice::Place(_)) => Outcome::Removed,
@@ -393,9 +394,9 @@ impl Releases {
         }
     }
 
-    /// Announces to the model the holders whose holds a request may end from now on.
-    async fn announce(&self, scope: ScopeId, offer: &Offer, holders: Vec<HolderId>) {
-        let (name, at) = (offer.id.name.clone(), now());
+    /// Announces to the model the holders whose holds a request may end from that instant on, or that it has ended none.
+    async fn announce(&self, scope: ScopeId, offer: &Offer, holders: Vec<HolderId>, at: Moment) {
+        let name = offer.id.name.clone();
         self.model.observe(scope, Observation::ForceRelease { name, holders, at }).await;
     }
 

@@ -446,7 +446,7 @@ impl Record {
             self.end_with(hold, stamp.received, source, what, effects);
         }
         if let Some(cold) = &mut self.cold {
-            cold.forcing = None;
+            cold.forcing.clear();
         }
         self.ttl = None;
         self.no_ttl_since = None;

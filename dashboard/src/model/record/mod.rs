@@ -179,8 +179,8 @@ struct ColdState {
     /// A description of any unexpected content of the hash.
     malformed: Option<String>,
     acknowledged: Vec<operator::Acknowledged>,
-    /// The holds that an operator is ending by force, and the beginning of the forced release.
-    forcing: Option<(Vec<HolderId>, Moment)>,
+    /// The holds that operators are ending by force, each with the beginning of the forced release.
+    forcing: Vec<(Vec<HolderId>, Moment)>,
 }
 
 impl ColdState {
@@ -198,7 +198,7 @@ impl ColdState {
             && self.dead_readers_since.is_none()
             && self.foreign.is_empty()
             && self.malformed.is_none()
-            && self.forcing.is_none()
+            && self.forcing.is_empty()
             && self.acknowledged.is_empty()
     }
 }

@@ -14,6 +14,8 @@ use crate::model::types::{
 /// The time after the beginning of a forced release within which the end of a hold is attributed to it: Redis may be
 /// slow to answer, and the reading that shows the end comes even later.
 const FORCE_WINDOW: Duration = Duration::from_secs(10);
+/// The most forced releases of a lock that are known at a time.
+const MAX_FORCING: usize = 8;
 
 /// An acknowledged problem.
 #[derive(Debug)]
@@ -25,18 +27,21 @@ pub(super) struct Acknowledged {
 }
 
 impl Record {
-    /// Records that these holds are about to be ended by force, or that the release failed if there are none.
+    /// Records that these holds are about to be ended by force, by a release that begins at that instant. Without any, it
+    /// has failed; another one of the same holds may succeed.
     pub fn forcing(&mut self, holders: Vec<HolderId>, at: Moment) {
-        self.cold().forcing = (!holders.is_empty()).then_some((holders, at));
+        let forcing = &mut self.cold().forcing;
+        forcing.retain(|(_, begun)| *begun != at && at.since(*begun) <= FORCE_WINDOW);
+        if !holders.is_empty() && forcing.len() < MAX_FORCING {
+            forcing.push((holders, at));
+        }
         self.drop_empty_cold_state();
     }
 
     /// Returns whether the end of that hold is due to a forced release.
     pub(super) fn is_forced(&self, id: &HolderId, at: Moment) -> bool {
-        let forcing = self.cold.as_ref().and_then(|cold| cold.forcing.as_ref());
-        forcing.is_some_and(|(holders, begun)| {
-            holders.contains(id) && at.since(*begun) <= FORCE_WINDOW
-        })
+        let mut forcing = self.cold.iter().flat_map(|cold| &cold.forcing);
+        forcing.any(|(holders, begun)| holders.contains(id) && at.since(*begun) <= FORCE_WINDOW)
     }
 
     /// Records an operator's action.

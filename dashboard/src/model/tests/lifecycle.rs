@@ -292,6 +292,20 @@ fn a_removal_by_hand_ends_the_hold_of_that_holder_only_and_confirms_nothing() {
 }
 
 #[test]
+fn a_forced_release_that_finds_the_lock_free_does_not_hide_the_one_before() {
+    let mut model = model();
+    read(&mut model, "a", 1, held(1, 1, Some(30_000)));
+    let force = |model: &mut Model, holders: Vec<HolderId>, ms: u64| {
+        model.observe(MAIN, Observation::ForceRelease { name: name("a"), holders, at: at(ms) });
+    };
+    force(&mut model, vec![holder(1)], 4_900);
+    force(&mut model, vec![holder(1)], 4_901);
+    force(&mut model, Vec::new(), 4_901);
+    read_twice(&mut model, "a", 5_000, absent());
+    assert_eq!(shown(&mut model, "a").unwrap().history.past[0].ended, Some("forced"));
+}
+
+#[test]
 fn no_event_says_that_a_holder_released_what_an_operator_released_by_force() {
     let forced = |model: &mut Model| {
         let holders = vec![holder(1)];

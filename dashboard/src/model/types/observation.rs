@@ -215,6 +215,7 @@ pub enum Observation {
         name: LockName,
         /// Empty if the release concerns a queue entry, or has failed.
         holders: Vec<HolderId>,
+        /// The beginning of the release.
         at: Moment,
     },
     /// An operator acted on the lock through this dashboard.
