@@ -183,10 +183,12 @@ impl Model {
 mod tests {
     use std::time::Duration;
 
+    use redisson::{ClientId, HolderId};
+
     use super::super::tests::{MAIN, absent, at, held, model, name, stamp, time};
     use super::*;
     use crate::clock::SteadyMillis;
-    use crate::model::types::{LockId, Reading, Source, State};
+    use crate::model::types::{AgentWaiters, AwaitedLock, LockId, Reading, Source, State};
 
     /// Returns a cluster of two readable nodes, each with half of the slots.
     fn of_two() -> (Model, [ScopeId; 2]) {
@@ -270,6 +272,29 @@ mod tests {
         assert!(pass(&mut model, nodes[1]));
         model.join(MAIN, at(2));
         assert!(pass(&mut model, nodes[0]));
+    }
+
+    #[test]
+    fn a_wait_at_an_agent_that_ends_while_the_lock_moves_ends() {
+        let (mut model, nodes) = of_two();
+        let lock = names(true).next().unwrap();
+        read(&mut model, nodes[0], &lock, 1, held(1, 1, Some(30_000)));
+        let agent = ClientId::from_random([8; 16]);
+        let waiting = |model: &mut Model, node, first: &[i64], ms| {
+            let first: Vec<_> =
+                first.iter().map(|n| (HolderId::new(agent, *n), SteadyMillis(1))).collect();
+            let awaited = AwaitedLock { lock: name(&lock), count: first.len() as u64, first };
+            let locks = [awaited].into_iter().filter(|it| it.count > 0).collect();
+            let waiters = AgentWaiters { agent, locks, at: time(ms) };
+            model.observe(node, Observation::AgentWaiters(waiters));
+            model.publish(SteadyMillis(0));
+            let id = LockId { deployment: Arc::from("main"), db: 0, name: name(&lock) };
+            model.snapshot.get(&id).unwrap().waiting
+        };
+        assert_eq!(waiting(&mut model, nodes[0], &[7], 2), 1);
+        serve(&mut model, &[(0..=8_191, nodes[1])], &[], 100);
+        assert_eq!(waiting(&mut model, nodes[0], &[], 200), 1, "it has another node's locks");
+        assert_eq!(waiting(&mut model, nodes[1], &[], 300), 0);
     }
 
     #[test]

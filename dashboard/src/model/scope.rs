@@ -366,6 +366,10 @@ impl Scope {
     /// still serves some has handed over all keys, so a lock that is not here has been released, perhaps on a sharded
     /// channel before this program listened here.
     pub(super) fn move_in(&mut self, name: &LockName, entry: LockEntry, at: Time, drained: bool) {
+        // From now on the lists of agents that are read for this node end these waits.
+        for agent in entry.record.agents_with_waiters() {
+            self.agent_waits.entry(agent).or_default().push(name.clone());
+        }
         self.locks.insert(name.clone(), entry);
         self.locks.mark_changed(name);
         match &mut self.restart {

@@ -131,6 +131,11 @@ impl Waiting {
         }
     }
 
+    /// Returns the agents that have published waiters.
+    pub fn agents(&self) -> impl Iterator<Item = ClientId> {
+        self.agents.iter().map(|at| at.agent)
+    }
+
     /// Returns the number of waiters that agents have published.
     fn at_agents(&self) -> u64 {
         self.agents.iter().fold(0, |sum, at| at.count.saturating_add(sum))

@@ -77,8 +77,8 @@ pub(super) struct WaiterReader {
 }
 
 impl WaiterReader {
-    /// Reads the values of some agents. `holders` are the agents of known holders and waiters. Returns the lists of the
-    /// agents that have waiters, or had some when they were last read, or Redis' refusal.
+    /// Reads the values of some agents. `holders` are the agents of known holders and waiters. Returns their lists, or
+    /// Redis' refusal. Empty lists end waits, also those that another node's reader has found before the lock moved here.
     pub(super) async fn read(
         &mut self,
         scope: &Scope,
@@ -91,7 +91,6 @@ impl WaiterReader {
         for agents in agents.chunks(VALUES) {
             lists.extend(registry.waiters(agents).await?);
         }
-        lists.retain(|list| !list.locks.is_empty() || self.waiting.contains(&list.agent));
         for list in &lists {
             match list.locks.is_empty() {
                 true => self.waiting.remove(&list.agent),

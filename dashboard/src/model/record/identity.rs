@@ -120,6 +120,11 @@ impl Record {
         self.drop_empty_cold_state();
     }
 
+    /// Returns the agents that have published waiters of this lock.
+    pub fn agents_with_waiters(&self) -> impl Iterator<Item = ClientId> {
+        self.cold.iter().flat_map(|cold| cold.waiting.agents())
+    }
+
     fn waits_by_name(&self, id: &HolderId) -> bool {
         self.cold.as_ref().is_some_and(|cold| cold.waiting.waiters().any(|w| w.id == *id))
     }
