@@ -110,9 +110,12 @@ Lockscope.stream = (() => {
         break;
       }
     } catch (error) {
-      if (glancing === request && error.name !== "AbortError") refusal = error.message.startsWith("Failed") ? "" : error.message;
-      lostAt ??= heard;
-      showLoss();
+      // A page that was hidden meanwhile has lost nothing.
+      if (glancing === request) {
+        if (error.name !== "AbortError") refusal = error.message.startsWith("Failed") ? "" : error.message;
+        lostAt ??= heard;
+        showLoss();
+      }
     }
     clearTimeout(timer);
     request.abort();
