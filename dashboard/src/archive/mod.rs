@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rustix::io::Errno;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::clock::SteadyMillis;
@@ -64,6 +64,7 @@ const MAX_AGE_MS: u64 = 7 * 24 * 3_600_000;
 pub struct ArchiveSender {
     queue: mpsc::Sender<ArchiveEntry>,
     lost: Arc<AtomicU64>,
+    half_full: Arc<Notify>,
 }
 
 impl ArchiveSender {
@@ -71,6 +72,9 @@ impl ArchiveSender {
     pub fn send(&self, entry: ArchiveEntry) {
         if self.queue.try_send(entry).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.queue.capacity() < QUEUE / 2 {
+            self.half_full.notify_one();
         }
     }
 }
@@ -163,8 +167,8 @@ fn with_tail(path: &Path, tail: &str) -> PathBuf {
 fn connect(opened: Opened, folder: Folder, now: SteadyMillis) -> Archive {
     let Opened { connection, reader, earlier } = opened;
     let (queue, entries) = mpsc::channel(QUEUE);
-    let lost = Arc::new(AtomicU64::new(0));
-    let writer =
-        Writer::new((connection, folder), reader.clone(), (entries, Arc::clone(&lost)), now);
-    Archive { sender: ArchiveSender { queue, lost }, writer, reader, earlier }
+    let (lost, half_full) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
+    let sender = ArchiveSender { queue, lost, half_full };
+    let writer = Writer::new((connection, folder), reader.clone(), (entries, &sender), now);
+    Archive { sender, writer, reader, earlier }
 }

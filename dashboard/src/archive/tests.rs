@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use redisson::{ClientId, HolderId, LockName};
 use rusqlite::Connection;
+use tokio::time::sleep;
 
 use super::*;
 use crate::model::actor::Hub;
@@ -51,6 +52,24 @@ async fn written(
 async fn holders(reader: &Reader, name: &[u8], at: u64) -> Vec<String> {
     let answer = reader.at(lock(name), SteadyMillis(at)).await.unwrap();
     answer.holders.into_iter().map(|hold| hold.id).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_entries_are_written_before_the_queue_is_full() {
+    let folder = tempfile::tempdir().unwrap();
+    let Archive { sender, writer, .. } = open(folder.path(), SteadyMillis(0)).await.unwrap();
+    let written = tokio::spawn(writer.run(no_locks(), drop));
+    // The first tick comes at once.
+    sleep(Duration::from_millis(10)).await;
+    let began = Instant::now();
+    (0..QUEUE / 2 + 1).for_each(|_| sender.send(ended(b"a", 1, 1_000, 2_000)));
+    while sender.queue.capacity() < QUEUE {
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    assert_eq!(sender.lost.load(Ordering::Relaxed), 0);
+    drop(sender);
+    written.await.unwrap();
 }
 
 #[test]
@@ -496,7 +515,7 @@ async fn two_dashboards_need_two_folders() {
     assert!(error.contains("another dashboard"), "{error}");
     // A dashboard that ends in the meantime releases the folder to the next.
     let end = async {
-        tokio::time::sleep(LOCK_WAIT / 2).await;
+        sleep(LOCK_WAIT / 2).await;
         drop(first);
     };
     let (next, ()) = tokio::join!(open(folder.path(), SteadyMillis(1)), end);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use rusqlite::{Connection, OptionalExtension as _, params};
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::columns::stored;
@@ -15,7 +15,7 @@ use super::folder::{Folder, Restored};
 use super::insert::insert;
 use super::missed::Unsure;
 use super::reader::Reader;
-use super::{MAX_AGE_MS, MAX_BYTES, MAX_NAMES};
+use super::{ArchiveSender, MAX_AGE_MS, MAX_BYTES, MAX_NAMES};
 use crate::clock::{self, SteadyMillis};
 use crate::model::actor::Hub;
 use crate::model::types::{ArchiveEntry, Snapshot};
@@ -23,7 +23,7 @@ use crate::text::counted;
 
 /// The most entries in one transaction.
 const BATCH: usize = 20_000;
-/// The interval at which entries and the time of observation are written.
+/// The interval at which entries and the time of observation are written. A queue that is half full is written at once.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which rows are removed by age, missed ends are added, and free pages released.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(60);
@@ -58,6 +58,7 @@ pub struct Writer {
     table: Table,
     entries: mpsc::Receiver<ArchiveEntry>,
     lost: Arc<AtomicU64>,
+    half_full: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -88,16 +89,17 @@ impl Writer {
     pub(super) fn new(
         file: (Connection, Folder),
         reader: Reader,
-        (entries, lost): (mpsc::Receiver<ArchiveEntry>, Arc<AtomicU64>),
+        (entries, sender): (mpsc::Receiver<ArchiveEntry>, &ArchiveSender),
         now: SteadyMillis,
     ) -> Self {
-        Self { table: Table::new(file, reader, now), entries, lost }
+        let (lost, half_full) = (Arc::clone(&sender.lost), Arc::clone(&sender.half_full));
+        Self { table: Table::new(file, reader, now), entries, lost, half_full }
     }
 
     /// Writes until all senders have been dropped. After a loss of entries, the snapshots show what has ended. After
     /// each write, `report` receives the reason if it failed.
     pub async fn run(self, hub: Arc<Hub>, mut report: impl FnMut(Option<String>)) {
-        let Self { mut table, mut entries, lost } = self;
+        let Self { mut table, mut entries, lost, half_full } = self;
         let mut trouble = None;
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -105,7 +107,10 @@ impl Writer {
         let mut open = true;
         while open {
             // The entries of a second share a transaction, since many short transactions would be expensive.
-            tick.tick().await;
+            tokio::select! {
+                _ = tick.tick() => {}
+                () = half_full.notified() => {}
+            }
             loop {
                 // The entries about everything in it have been sent.
                 let snapshot = hub.snapshot();
