@@ -38,9 +38,12 @@ impl Model {
     /// Builds the next snapshot, or returns `None` if nothing has changed.
     pub fn publish(&mut self, steady: SteadyMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
         let mut views = Vec::new();
-        for (index, scope) in self.scopes.iter_mut().enumerate() {
-            for name in scope.locks.take_changed(MAX_CHANGES - views.len()) {
-                views.extend(scope.next_view(&name).map(|view| (ScopeId(index), view)));
+        // First each database gets its share, so that one with many changes does not delay the others.
+        for most in [MAX_CHANGES / self.scopes.len().max(1), MAX_CHANGES] {
+            for (index, scope) in self.scopes.iter_mut().enumerate() {
+                for name in scope.locks.take_changed(most.min(MAX_CHANGES - views.len())) {
+                    views.extend(scope.next_view(&name).map(|view| (ScopeId(index), view)));
+                }
             }
         }
         let changed: Box<[_]> =

@@ -178,3 +178,17 @@ fn a_reading_decides_whose_release_it_is_if_two_locks_share_a_channel() {
     assert_eq!(other.holders[0].since, before.holders[0].since);
     assert_eq!(words(&other), words(&before));
 }
+
+#[test]
+fn many_changes_in_one_database_do_not_delay_those_of_another() {
+    let mut model = two_databases();
+    model.settings.max_locks = 4_000;
+    for n in 0..3_000 {
+        read_in(&mut model, MAIN, &format!("job:{n}"), 1_000, held(1, 1, Some(30_000)));
+    }
+    read_in(&mut model, OTHER, "job", 1_000, held(1, 1, Some(30_000)));
+    assert!(shown_in(&mut model, OTHER, "job").is_some());
+    assert_eq!(model.snapshot.locks().count(), 2_000);
+    model.publish(SteadyMillis(0));
+    assert_eq!(model.snapshot.locks().count(), 3_001);
+}
