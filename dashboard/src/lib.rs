@@ -37,6 +37,7 @@ use service_kit::http::{
 use service_kit::shutdown::Shutdown;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 
 use crate::clock::{SteadyMillis, now};
 use access::Access;
@@ -99,7 +100,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     };
     let registry = Registry::new();
     let history = open_history(&config).await?;
-    let app = start(&config, history, &registry, shutdown)?;
+    let (app, model) = start(&config, history, &registry, shutdown)?;
     let help = "Requests and logins with an unknown token.";
     config.access.attempts.count_in(registrar(&registry).counter("rejected_tokens_total", help)?);
     let stop = shutdown.token();
@@ -128,8 +129,13 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     shutdown
         .spawn("web server", serve_with_tls(listeners.pages, tls, router, limits, stop.clone()));
     announce(&config, pages, metrics)?;
-    stop.cancelled().await;
+    let panicked = tokio::select! {
+        () = stop.cancelled() => false,
+        ended = model => ended.is_err(),
+    };
+    shutdown.cancel();
     shutdown.finish(GRACE).await;
+    anyhow::ensure!(!panicked, "the task that follows the locks has panicked, which is a bug");
     Ok(())
 }
 
@@ -209,13 +215,13 @@ async fn open_history(config: &Config) -> anyhow::Result<Option<archive::Archive
     }
 }
 
-/// Starts model and sources.
+/// Starts model and sources. Returns the model's task, too.
 fn start(
     config: &Config,
     history: Option<archive::Archive>,
     registry: &Registry,
     shutdown: &Shutdown,
-) -> anyhow::Result<App> {
+) -> anyhow::Result<(App, JoinHandle<()>)> {
     let revision = option_env!("LOCKSCOPE_REVISION").unwrap_or("unknown");
     let version = env!("CARGO_PKG_VERSION");
     service_kit::metrics::register_build_info(registry, metrics::PREFIX, version, revision)?;
@@ -257,7 +263,7 @@ fn start(
     let listener: ModelMetrics =
         exporter::register(registry, &hub, &sources, config.lock_names_in_metrics)?
             .with_archive(archive_sender.clone());
-    shutdown.spawn("model", task.run(listener, shutdown.token()));
+    let task = shutdown.spawn("model", task.run(listener, shutdown.token()));
     let about = About {
         environment: config.environment.clone(),
         note: config.note.clone(),
@@ -266,5 +272,5 @@ fn start(
     let releases =
         Releases::start(config, &model, archive_sender, registry, shutdown)?.map(Arc::new);
     let stop = shutdown.token();
-    Ok(App::new(hub, model, sources, about, streams, archived, releases, stop))
+    Ok((App::new(hub, model, sources, about, streams, archived, releases, stop), task))
 }
