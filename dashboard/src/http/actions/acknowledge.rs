@@ -173,14 +173,25 @@ pub(super) async fn acknowledge_all(
     let problem = problem_of(&request.problem)?;
     let new = Arc::new(acknowledgement(request, visitor)?);
     let mut changes = app.hub.changes();
-    let mut done = Vec::new();
-    for id in ids {
-        let has_it = is_acknowledged(app, &id, problem).is_some();
-        if has_it && visitor.needs_for(Right::Ack, &id).is_ok() {
-            record(app, visitor, peer, &id, problem, Some(Arc::clone(&new))).await?;
-            done.push(id);
+    let (state, visitor) = (app.clone(), visitor.clone());
+    // It goes on if the request is given up.
+    let recorded = tokio::spawn(async move {
+        let mut done = Vec::new();
+        for id in ids {
+            let has_it = is_acknowledged(&state, &id, problem).is_some();
+            if has_it && visitor.needs_for(Right::Ack, &id).is_ok() {
+                record(&state, &visitor, peer, &id, problem, Some(Arc::clone(&new))).await?;
+                done.push(id);
+            }
         }
-    }
+        Ok::<_, ApiError>(done)
+    });
+    let done = recorded.await.map_err(|_| {
+        ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "not all are acknowledged; the log says why",
+        )
+    })??;
     until_shown(app, &mut changes, &done, problem, true).await;
     Ok(())
 }
