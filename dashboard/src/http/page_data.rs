@@ -1,6 +1,9 @@
 //! Fills the pages with data from the model and the history.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use super::app::App;
 use super::error::ApiError;
@@ -30,6 +33,8 @@ const EVENTS: usize = 50;
 const WINDOW_MS: u64 = 15 * 60_000;
 /// The longest span of a lock's timeline, milliseconds.
 const MAX_WINDOW_MS: u64 = 7 * 24 * 3_600_000;
+/// The longest wait for the holds of a lock in the history, whose disk may hang.
+const HISTORY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Returns the first rows of a list in its default order.
 fn first_rows<T: Listed>(published: &Published, now: SteadyMillis, limit: usize) -> Rows<T> {
@@ -70,7 +75,7 @@ fn past_window(window: Option<&str>, at: Option<SteadyMillis>) -> Result<PastWin
             })?,
     };
     let chosen = chosen.map(str::to_owned);
-    Ok(PastWindow { millis, holds: Vec::new(), kept: false, chosen, at })
+    Ok(PastWindow { millis, holds: Vec::new(), kept: false, unreadable: false, chosen, at })
 }
 
 impl App {
@@ -96,7 +101,7 @@ impl App {
             None => self.subject(&id).await,
         };
         let window = past_window(params.window.as_deref(), at)?;
-        let past = self.past_holds(&id, &subject, window, now).await?;
+        let past = self.past_holds(&id, &subject, window, now).await;
         Ok(LockPage {
             chrome: self.chrome(address),
             home: self.sources.slot_of(&id),
@@ -111,24 +116,29 @@ impl App {
         })
     }
 
-    /// Fills a window with the holds of a lock, from the history if there is one, otherwise from memory.
+    /// Fills a window with the holds of a lock, from the history if there is one, otherwise from memory. The page of a lock
+    /// must be there even if the history is not.
     async fn past_holds(
         &self,
         id: &LockId,
         subject: &Subject,
         window: PastWindow,
         now: SteadyMillis,
-    ) -> Result<PastWindow, ApiError> {
+    ) -> PastWindow {
         let end = window.end(now);
         let from = end.minus(window.millis);
         let kept = self.archive.is_some();
-        let holds = match subject {
-            _ if kept => {
-                let id = id.clone();
-                self.history(|archive| async move { archive.holds(id, from, end).await }).await?
-            }
-            Subject::Known(lock) => lock.history.past.to_vec(),
-            _ => Vec::new(),
+        let id = id.clone();
+        let read = self.history(|archive| async move { archive.holds(id, from, end).await });
+        let stored = match kept {
+            true => timeout(HISTORY_PATIENCE, read).await.ok().and_then(Result::ok),
+            false => None,
+        };
+        let unreadable = kept && stored.is_none();
+        let holds = match (stored, subject) {
+            (Some(holds), _) => holds,
+            (None, Subject::Known(lock)) => lock.history.past.to_vec(),
+            (None, _) => Vec::new(),
         };
         let is_shown = |hold: &PastHoldView| match hold.to {
             Some(to) => to >= from,
@@ -136,7 +146,7 @@ impl App {
             None => window.at.is_some(),
         };
         let holds = holds.into_iter().filter(is_shown).collect();
-        Ok(PastWindow { holds, kept, ..window })
+        PastWindow { holds, kept, unreadable, ..window }
     }
 
     /// Returns the state of a lock at an instant.

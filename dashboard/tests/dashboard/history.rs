@@ -1,5 +1,8 @@
 //! Tests of the history: everything that survives a restart of the dashboard.
 
+use std::time::Duration;
+
+use rusqlite::Connection;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -164,7 +167,7 @@ async fn a_damaged_history_is_kept_and_a_new_one_begins() {
     dashboard.json_when(history, taken).await;
     dashboard.stop().await;
     let path = folder.path().join("history.db");
-    let connection = rusqlite::Connection::open(&path).unwrap();
+    let connection = Connection::open(&path).unwrap();
     connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
     drop(connection);
     // All pages but the first one.
@@ -181,4 +184,22 @@ async fn a_damaged_history_is_kept_and_a_new_one_begins() {
     let page = dashboard.get("/sources").await.body;
     assert!(page.contains(&*aside.to_string_lossy()), "{page}");
     dashboard.json_when(history, taken).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_a_lock_does_not_need_the_history() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let dashboard = with_history(&server, &folder).await;
+    take(&mut redis, b"a", HOLDER, 600_000);
+    dashboard.lock_when("a", |lock| lock["state"] == "held").await;
+    let file = Connection::open(folder.path().join("history.db")).unwrap();
+    file.busy_timeout(Duration::from_secs(30)).unwrap();
+    file.execute_batch("DROP TABLE hold").unwrap();
+    let page = dashboard.get("/lock?name=a").await;
+    assert_eq!(page.status, 200);
+    assert!(page.body.contains(HOLDER), "{page:?}");
+    assert!(page.body.contains("the history cannot be read now"), "{page:?}");
+    assert_eq!(dashboard.get("/lock?name=a&at=-1m").await.status, 503);
 }

@@ -87,8 +87,8 @@ pub(in super::super) struct Timeline {
     renewed: Option<(String, bool)>,
     words: String,
     choices: Vec<Choice>,
-    /// True if only remembered holds are shown, since no history is kept.
-    remembered: bool,
+    /// The reason why only remembered holds are shown, if that is so.
+    remembered: Option<&'static str>,
     axis: TimeAxis,
     slots: Vec<Slot>,
     /// The position of the instant that the page shows.
@@ -276,7 +276,11 @@ impl Timeline {
                     link,
                 })
                 .collect(),
-            remembered: !window.kept,
+            remembered: match (window.kept, window.unreadable) {
+                (false, _) => Some("no history is kept"),
+                (true, true) => Some("the history cannot be read now"),
+                (true, false) => None,
+            },
             axis,
             slots: Vec::new(),
             cursor: None,
@@ -371,7 +375,14 @@ mod tests {
     const NOW: SteadyMillis = SteadyMillis(10_000_000);
 
     fn window(holds: Vec<PastHoldView>) -> PastWindow {
-        PastWindow { millis: 1_000_000, holds, kept: true, chosen: None, at: None }
+        PastWindow {
+            millis: 1_000_000,
+            holds,
+            kept: true,
+            unreadable: false,
+            chosen: None,
+            at: None,
+        }
     }
 
     #[test]

@@ -282,7 +282,7 @@ pub(super) fn past() -> PastWindow {
         past_hold(3, 300_000, 90_000, "handed_over"),
         past_hold(5, 800_000, 200_000, "vanished"),
     ];
-    PastWindow { millis: 900_000, holds, kept: true, chosen: None, at: None }
+    PastWindow { millis: 900_000, holds, kept: true, unreadable: false, chosen: None, at: None }
 }
 
 /// Creates a lock in a deadlock of two waiters, over locks with hostile names.
