@@ -25,8 +25,6 @@ const MAX_HOLDS: usize = 1_000;
 const MAX_RESTORED_PER_LOCK: usize = 64;
 /// The most rows of each kind that the next run restores.
 const MAX_RESTORED_ROWS: usize = 500_000;
-/// The time after a start within which an acknowledged problem must be found again to count as the same.
-const FOUND_AGAIN_MS: u64 = 600_000;
 /// The most gaps in one answer.
 const MAX_GAPS: usize = 1_000;
 
@@ -275,12 +273,13 @@ fn restore_acknowledgements(
     limit: usize,
     restored: &mut HashMap<LockId, RestoredLock>,
 ) -> rusqlite::Result<()> {
-    let now = SteadyMillis::now();
-    let found_by = now.plus(FOUND_AGAIN_MS);
+    // An acknowledgement ends with its problem, also if that ended unobserved.
     let mut acknowledgements = connection.prepare(
-        "SELECT deployment, db, name, problem, who, reason, at, until FROM acknowledged WHERE until > ?1 LIMIT ?2",
+        "SELECT deployment, db, name, problem, who, reason, at, until
+         FROM acknowledged JOIN problem USING (deployment, db, name, problem)
+         WHERE cleared IS NULL AND began <= at AND until > ?1 LIMIT ?2",
     )?;
-    let mut rows = acknowledgements.query(params![stored(now), limit])?;
+    let mut rows = acknowledgements.query(params![stored(SteadyMillis::now()), limit])?;
     while let Some(row) = rows.next()? {
         let (Some(lock), Some(problem)) = (lock(row, 0)?, problem(row, 3)?) else { continue };
         let acknowledgement = Acknowledgement {
@@ -290,7 +289,7 @@ fn restore_acknowledgements(
             until: instant(row.get(7)?),
         };
         let acknowledged = &mut restored.entry(lock).or_default().acknowledged;
-        acknowledged.push((problem, Arc::new(acknowledgement), found_by));
+        acknowledged.push((problem, Arc::new(acknowledgement)));
     }
     Ok(())
 }

@@ -9,7 +9,9 @@ use tokio::time::sleep;
 use super::*;
 use crate::model::actor::Hub;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{Certainty, Ending, EventFields, LockId, PastHold, ProblemKind, Since};
+use crate::model::types::{
+    Acknowledgement, Certainty, Ending, EventFields, LockId, PastHold, ProblemKind, Since,
+};
 
 fn id(thread: i64) -> HolderId {
     HolderId::new(ClientId::from_random([7; 16]), thread)
@@ -661,4 +663,28 @@ async fn a_folder_that_another_dashboard_has_taken_meanwhile_is_left_to_it() {
     reported(&mut reports, |trouble| trouble.is_none()).await;
     drop(sender);
     writing.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_acknowledgement_ends_with_its_problem_although_nobody_saw_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lock, problem) = (lock(b"a"), ProblemKind::Leaked);
+    let begins =
+        |at| ArchiveEntry::Problem(lock.clone(), problem, Certainty::Certain, SteadyMillis(at));
+    let word = Acknowledgement {
+        by: "anna".into(),
+        reason: "a long import".into(),
+        at: SteadyMillis(20),
+        until: SteadyMillis::now().plus(3_600_000),
+    };
+    let acknowledged = ArchiveEntry::Acknowledged(lock.clone(), problem, word.into());
+    let over = ArchiveEntry::Cleared(lock.clone(), problem, SteadyMillis(30));
+    for (entries, expected) in
+        [(vec![begins(10), acknowledged], 1), (vec![over], 0), (vec![begins(40)], 0)]
+    {
+        let reader = written(folder.path(), 100, entries).await;
+        let restored = reader.restored().unwrap();
+        let found = restored.get(&lock).map_or(0, |lock| lock.acknowledged.len());
+        assert_eq!(found, expected);
+    }
 }

@@ -155,3 +155,31 @@ async fn invalid_acknowledgements_are_refused_and_so_are_users_without_the_right
     let page = dashboard.get_with("/lock?name=a", &[("Authorization", &looker)]).await;
     assert!(!page.body.contains("action=\"/acknowledge"), "no form for those who may not");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_ends_with_a_problem_that_ends_while_no_dashboard_runs() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let url = server.url();
+    let flags =
+        ["--redis-url", &url, "--monitor", "off", "--history-dir", folder.path().to_str().unwrap()];
+    let dashboard = Dashboard::with(&flags).await;
+    malformed(&mut redis, "a");
+    dashboard.lock_when("a", open).await;
+    assert_eq!(acknowledge(&dashboard, "a", "1h").await.status, 200);
+    dashboard.stop().await;
+    run::<i64>(&mut redis, &["DEL", "a"]);
+
+    let dashboard = Dashboard::with(&flags).await;
+    let history = "/api/v1/events?from=2001-01-01T00:00:00Z&name=a";
+    let over = |json: &Value| json.to_string().contains("\"cleared\"");
+    dashboard.json_when(history, over).await;
+    malformed(&mut redis, "a");
+    dashboard.lock_when("a", open).await;
+    dashboard.stop().await;
+    // The next run still knows that nobody has acknowledged the new problem.
+    let dashboard = Dashboard::with(&flags).await;
+    let lock = dashboard.lock_when("a", |lock| lock["problems"][0].is_object()).await;
+    assert!(open(&lock), "{lock:#}");
+}

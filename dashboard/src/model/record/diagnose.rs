@@ -76,16 +76,13 @@ impl Record {
             .collect();
         self.dirty |= changed;
         self.problems = problems;
-        self.clear_acknowledgements(&over, now.steady(), effects);
-        self.mark_acknowledged();
         for Verdict { problem, certainty, since } in begun.iter().chain(&raised) {
             let entry = ArchiveEntry::Problem(self.id.clone(), *problem, *certainty, *since);
             effects.push(Effect::Archive(Box::new(entry)));
         }
-        for problem in &over {
-            self.cleared(*problem, now.steady(), effects);
-        }
+        self.clear(&over, now.steady(), effects);
         self.clear_restored(now, effects);
+        self.mark_acknowledged();
         for verdict in begun {
             self.event(now.steady(), source, LockEvent::Problem(verdict.problem), effects);
         }
@@ -170,9 +167,8 @@ impl Record {
         // An expired hold needs no second reading.
         let is_over = |problem| time_is_up || problem == ProblemKind::Expired;
         let over = cold.restored_problems.extract_if(.., |(problem, _)| is_over(*problem));
-        for (problem, _) in over.collect::<Vec<_>>() {
-            self.cleared(problem, now.steady(), effects);
-        }
+        let over: Vec<ProblemKind> = over.map(|(problem, _)| problem).collect();
+        self.clear(&over, now.steady(), effects);
     }
 
     /// Returns the instant since which an earlier run has seen these holds unchanged, if it found them stuck.
@@ -188,11 +184,9 @@ impl Record {
     /// Drops the finding of an earlier run that the lock was stuck, since another hold has begun.
     pub(super) fn end_restored_stuck(&mut self, at: SteadyMillis, effects: &mut Vec<Effect>) {
         let Some(cold) = &mut self.cold else { return };
-        let before = cold.restored_problems.len();
-        cold.restored_problems.retain(|(problem, _)| *problem != ProblemKind::Stuck);
-        if cold.restored_problems.len() < before {
-            self.cleared(ProblemKind::Stuck, at, effects);
-        }
+        let over = cold.restored_problems.extract_if(.., |(it, _)| *it == ProblemKind::Stuck);
+        let over: Vec<ProblemKind> = over.map(|(problem, _)| problem).collect();
+        self.clear(&over, at, effects);
     }
 
     /// Ends all problems as of the newest reading, since the lock is about to be dropped.
@@ -201,14 +195,17 @@ impl Record {
         let earlier = self.cold.as_mut().map(|cold| std::mem::take(&mut cold.restored_problems));
         let earlier = earlier.into_iter().flatten().map(|(problem, _)| problem);
         let found = std::mem::take(&mut self.problems).into_iter().map(|found| found.problem);
-        for problem in earlier.chain(found) {
-            self.cleared(problem, last, effects);
-        }
+        let over: Vec<ProblemKind> = earlier.chain(found).collect();
+        self.clear(&over, last, effects);
     }
 
-    fn cleared(&self, problem: ProblemKind, at: SteadyMillis, effects: &mut Vec<Effect>) {
-        let entry = ArchiveEntry::Cleared(self.id.clone(), problem, at);
-        effects.push(Effect::Archive(Box::new(entry)));
+    /// Ends problems with their acknowledgements.
+    fn clear(&mut self, over: &[ProblemKind], at: SteadyMillis, effects: &mut Vec<Effect>) {
+        self.clear_acknowledgements(over, at, effects);
+        for problem in over {
+            let entry = ArchiveEntry::Cleared(self.id.clone(), *problem, at);
+            effects.push(Effect::Archive(Box::new(entry)));
+        }
     }
 
     /// Returns whether the lock may be released without a message: a fair lock without waiters, or one reader of

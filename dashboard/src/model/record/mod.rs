@@ -85,8 +85,8 @@ pub struct RestoredLock {
     pub problems: Vec<(ProblemKind, SteadyMillis)>,
     /// True if the holder of an expired hold was seen to return too late.
     pub returned_late: bool,
-    /// Acknowledged problems, each with the instant by which it must be found again to count as the same.
-    pub acknowledged: Vec<(ProblemKind, Arc<Acknowledgement>, SteadyMillis)>,
+    /// The acknowledgements of the last problems.
+    pub acknowledged: Vec<(ProblemKind, Arc<Acknowledgement>)>,
 }
 
 impl RestoredLock {

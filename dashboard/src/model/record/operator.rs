@@ -22,8 +22,6 @@ const MAX_FORCING: usize = 8;
 pub(super) struct Acknowledged {
     problem: ProblemKind,
     word: Arc<Acknowledgement>,
-    /// The instant by which a problem of an earlier run must be found again to remain acknowledged.
-    found_by: Option<SteadyMillis>,
 }
 
 impl Record {
@@ -71,11 +69,7 @@ impl Record {
         acknowledged.retain(|known| known.problem != problem);
         let entry = match word {
             Some(word) => {
-                acknowledged.push(Acknowledged {
-                    problem,
-                    word: Arc::clone(&word),
-                    found_by: None,
-                });
+                acknowledged.push(Acknowledged { problem, word: Arc::clone(&word) });
                 ArchiveEntry::Acknowledged(self.id.clone(), problem, word)
             }
             None => ArchiveEntry::Unacknowledged(self.id.clone(), problem, action.at),
@@ -101,15 +95,12 @@ impl Record {
     /// Restores the acknowledgements of an earlier run.
     pub(super) fn restore_acknowledgements(
         &mut self,
-        known: Vec<(ProblemKind, Arc<Acknowledgement>, SteadyMillis)>,
+        known: Vec<(ProblemKind, Arc<Acknowledgement>)>,
     ) {
         if !known.is_empty() {
-            let acknowledged = known.into_iter().map(|(problem, word, found_by)| Acknowledged {
-                problem,
-                word,
-                found_by: Some(found_by),
-            });
-            self.cold().acknowledged = acknowledged.collect();
+            let known = known.into_iter();
+            self.cold().acknowledged =
+                known.map(|(problem, word)| Acknowledged { problem, word }).collect();
         }
     }
 
@@ -144,30 +135,18 @@ impl Record {
 
     /// Ends the acknowledgements that have expired.
     pub fn end_acknowledgements(&mut self, now: SteadyMillis, effects: &mut Vec<Effect>) {
-        let shown: Vec<ProblemKind> = self.problems.iter().map(|view| view.problem).collect();
-        self.drop_acknowledgements(
-            |known| {
-                let gone = |by: SteadyMillis| by <= now && !shown.contains(&known.problem);
-                known.word.until <= now || known.found_by.is_some_and(gone)
-            },
-            now,
-            effects,
-        );
+        self.drop_acknowledgements(|known| known.word.until <= now, now, effects);
         self.mark_acknowledged();
         self.drop_empty_cold_state();
     }
 
     /// Sets the acknowledgement of each problem.
     pub(super) fn mark_acknowledged(&mut self) {
-        let acknowledged = self.cold.as_mut().map(|cold| &mut cold.acknowledged);
-        let mut acknowledged = acknowledged.into_iter().flatten().collect::<Vec<_>>();
+        let cold = self.cold.as_deref();
         for view in &mut self.problems {
-            let known = acknowledged.iter_mut().find(|known| known.problem == view.problem);
-            let word = known.map(|known| {
-                // The problem was found again, so from here on the acknowledgement ends with it.
-                known.found_by = None;
-                Arc::clone(&known.word)
-            });
+            let mut acknowledged = cold.iter().flat_map(|cold| &cold.acknowledged);
+            let known = acknowledged.find(|known| known.problem == view.problem);
+            let word = known.map(|known| Arc::clone(&known.word));
             if view.acknowledged != word {
                 view.acknowledged = word;
                 self.dirty = true;

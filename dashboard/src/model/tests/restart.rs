@@ -347,3 +347,73 @@ fn markers_of_readers_that_an_earlier_run_has_reported_are_found_again() {
         assert_eq!(ends(&mut model), []);
     }
 }
+
+/// Returns the state of a lock from the end of an earlier run: client 1 held it, and its problem was acknowledged.
+fn acknowledged(problem: ProblemKind) -> RestoredLock {
+    let word = Acknowledgement {
+        by: "anna".into(),
+        reason: "a long import".into(),
+        at: SteadyMillis(6_000),
+        until: SteadyMillis(100_000_000),
+    };
+    RestoredLock {
+        holds: vec![(holder(1).into(), Since { at: SteadyMillis(1_000), exact: true })],
+        problems: vec![(problem, SteadyMillis(5_000))],
+        acknowledged: vec![(problem, word.into())],
+        ..RestoredLock::default()
+    }
+}
+
+#[test]
+fn a_problem_that_is_found_again_late_is_still_acknowledged() {
+    let hours = Rule { stuck_after: None, starving_after: Some(Duration::from_secs(3 * 3_600)) };
+    let mut model = model_with(Settings { usual: hours.into(), ..settings() });
+    let locks = [(id("a"), acknowledged(ProblemKind::Starving))];
+    model.restore(locks.into(), SteadyMillis(0));
+    for ms in (100_000..11_000_000).step_by(10_000) {
+        if ms == 2_000_000 {
+            model.observe(MAIN, Observation::ServerDown);
+        } else if ms == 4_000_000 {
+            let (since, at) = (at(ms), SteadyMillis(ms));
+            let up = Observation::ServerUp { since, at, run_id: None, cluster: false };
+            model.observe(MAIN, up);
+        }
+        if !(2_000_000..4_000_000).contains(&ms) {
+            let Reading::Lock { hash, ttl, .. } = held(1, 1, Some(20_000_000 - ms)) else {
+                panic!("a lock")
+            };
+            let companions = queued(&[(7, 90_000_000)]);
+            read(&mut model, "a", ms, Reading::Lock { hash, ttl, companions });
+        }
+        model.tick(at(ms + 1_000));
+        model.end_acknowledgements(SteadyMillis(ms + 1_000));
+    }
+    let view = shown(&mut model, "a").unwrap();
+    let found = &view.problems[0];
+    assert_eq!((found.problem, found.since), (ProblemKind::Starving, SteadyMillis(5_000)));
+    assert!(found.acknowledged.is_some(), "{found:?}");
+}
+
+#[test]
+fn an_acknowledgement_ends_with_the_problem_of_the_earlier_run() {
+    let mut model = model();
+    model.restore([(id("a"), acknowledged(ProblemKind::Stuck))].into(), SteadyMillis(0));
+    for ms in (100_000..=410_000).step_by(5_000) {
+        read(&mut model, "a", ms, held(2, 1, renewed_ttl(ms)));
+        model.end_acknowledgements(SteadyMillis(ms + 1_000));
+    }
+    let view = shown(&mut model, "a").unwrap();
+    let found = &view.problems[0];
+    assert_eq!((found.problem, &found.acknowledged), (ProblemKind::Stuck, &None));
+    let ended = |entry: &ArchiveEntry| matches!(entry, ArchiveEntry::Unacknowledged(..));
+    assert_eq!(archived(&mut model).iter().filter(|entry| ended(entry)).count(), 1);
+    // The lock is dropped with its problem.
+    let mut model = model_with(Settings { max_locks: 1, ..settings() });
+    model.restore([(id("a"), acknowledged(ProblemKind::Orphan))].into(), SteadyMillis(0));
+    for ms in [100_000, 161_000] {
+        read(&mut model, "a", ms, Reading::Absent { companions: queued(&[(1, 500)]) });
+    }
+    assert!(shown(&mut model, "a").unwrap().problems[0].acknowledged.is_some());
+    read(&mut model, "b", 170_000, held(1, 1, Some(30_000)));
+    assert!(archived(&mut model).iter().any(ended));
+}
