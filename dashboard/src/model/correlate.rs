@@ -226,11 +226,24 @@ impl Model {
             }
         }
         for lock in locks {
-            let cycle = part_of.remove(&lock);
+            let cycle = part_of.remove(&lock).or_else(|| self.lasting_cycle(&lock, &waits));
             self.update(ScopeId(lock.0), &lock.1, self.ticked, |record, context, effects| {
                 record.set_cycle(cycle, context, effects);
             });
         }
+    }
+
+    /// Returns the known deadlock of a lock if nothing shows that it has ended: some of its locks cannot be read now, and
+    /// each of the others is among the current waits as before.
+    fn lasting_cycle(&self, lock: &(usize, LockName), waits: &[Wait]) -> Option<Arc<Cycle>> {
+        let cycle = self.scopes[lock.0].locks.get(&lock.1)?.record.cycle()?;
+        let is_readable = |wait: &&Wait| {
+            let (scope, name) = &wait.lock;
+            self.scopes[self.home(ScopeId(*scope), name).0].is_readable()
+        };
+        let (read, unread): (Vec<&Wait>, Vec<&Wait>) = cycle.waits.iter().partition(is_readable);
+        let lasts = |wait: &&Wait| waits.iter().any(|now| now.is_same(wait));
+        (!unread.is_empty() && read.iter().all(lasts)).then(|| Arc::clone(cycle))
     }
 }
 

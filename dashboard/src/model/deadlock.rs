@@ -54,6 +54,14 @@ pub struct Wait {
     pub claimed: bool,
 }
 
+impl Wait {
+    /// Returns whether both are the same wait, regardless of the observation times.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.waiter == other.waiter && self.lock == other.lock && self.holder == other.holder
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cycle {
     /// The waits of the cycle, each for a lock that the next one's waiter holds. The smallest owner is first.
@@ -91,8 +99,8 @@ impl Cycle {
     /// Returns whether both are the same cycle, regardless of the observation times.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        let parts = |wait: &Wait| (wait.waiter, wait.lock.clone(), wait.holder);
-        self.waits.iter().map(parts).eq(other.waits.iter().map(parts))
+        self.waits.len() == other.waits.len()
+            && self.waits.iter().zip(&other.waits).all(|(one, other)| one.is_same(other))
     }
 }
 

@@ -117,7 +117,7 @@ impl LockTable {
         }
         if record.has_named_waiters() {
             self.with_named_waiters.insert(name.clone());
-        } else if !record.is_in_cycle() {
+        } else if record.cycle().is_none() {
             self.with_named_waiters.remove(name);
         }
         if record.is_awaited() {

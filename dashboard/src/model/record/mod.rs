@@ -398,10 +398,10 @@ impl Record {
         self.cold.as_ref().is_some_and(|cold| cold.waiting.waiters().next().is_some())
     }
 
-    /// Returns whether it is part of a deadlock.
+    /// Returns the deadlock that it is part of.
     #[must_use]
-    pub fn is_in_cycle(&self) -> bool {
-        self.cold.as_ref().is_some_and(|cold| cold.cycle.is_some())
+    pub fn cycle(&self) -> Option<&Arc<Cycle>> {
+        self.cold.as_ref()?.cycle.as_ref()
     }
 
     /// Returns each of its waiters with each of its holders.

@@ -192,3 +192,38 @@ fn many_changes_in_one_database_do_not_delay_those_of_another() {
     model.publish(SteadyMillis(0));
     assert_eq!(model.snapshot.locks().count(), 3_001);
 }
+
+/// Returns the reading of a lock that a thread holds while others wait.
+fn contended(by: i64, waits: &[i64]) -> Reading {
+    let id = HolderId::new(ClientId::from_random([9; 16]), by);
+    let hash = LockHash { holders: vec![Holder { id, count: 1 }], ..LockHash::default() };
+    let places: Vec<_> = waits.iter().map(|thread| (*thread, 900_000)).collect();
+    Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), companions: queued(&places) }
+}
+
+#[test]
+fn a_deadlock_lasts_while_one_of_its_locks_cannot_be_read() {
+    let mut model = two_databases();
+    let deadlocked = |model: &mut Model, scope, lock: &str| {
+        let view = shown_in(model, scope, lock).unwrap();
+        view.problems.iter().any(|problem| problem.problem == ProblemKind::Deadlock)
+    };
+    for ms in [1_000, 2_000] {
+        read_in(&mut model, MAIN, "a", ms, contended(1, &[2]));
+        read_in(&mut model, OTHER, "b", ms, contended(2, &[1]));
+    }
+    model.tick(at(2_500));
+    assert!(deadlocked(&mut model, MAIN, "a") && deadlocked(&mut model, OTHER, "b"));
+    model.observe(OTHER, Observation::ServerDown);
+    for ms in [3_000, 4_000] {
+        read_in(&mut model, MAIN, "a", ms, contended(1, &[2]));
+        model.tick(at(ms + 500));
+        assert!(deadlocked(&mut model, MAIN, "a"), "nothing shows its end");
+    }
+    // Once the waiter has left, there is no deadlock, whatever the other server says.
+    for ms in [5_000, 15_000] {
+        read_in(&mut model, MAIN, "a", ms, contended(1, &[]));
+        model.tick(at(ms + 500));
+    }
+    assert!(!deadlocked(&mut model, MAIN, "a"));
+}
