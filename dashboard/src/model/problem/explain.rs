@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{APART, Case, Verdict, longest, stuck_limit};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Certainty, Evidence, HolderField, ProblemKind, ProblemView, Source, Verification,
+    Certainty, Evidence, HolderField, ProblemKind, ProblemView, Source, Verification, WaitView,
 };
 use crate::model::waiting::Waiter;
 use crate::text::{code, shown_name};
@@ -19,29 +19,25 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
         since: verdict.since,
         evidence: evidence(case, verdict),
         advice: advice(case, verdict),
-        cycle: match (verdict.problem, case.cycle) {
-            (ProblemKind::Deadlock, Some(cycle)) => Arc::clone(&cycle.views),
-            _ => Arc::default(),
-        },
+        cycle: cycle(case, verdict),
         times: times(case, verdict.problem),
         acknowledged: None,
     }
 }
 
-/// Returns a known problem in its current state: the identity of a holder may have become known, and a queue moves on.
-/// Its evidence is retained as long as it is true.
+/// Returns a known problem in its current state: the identity of a holder may have become known, a queue moves on, and a
+/// hash or a deadlock changes. Its evidence is retained as long as it is true.
 #[must_use]
 pub fn update(case: &Case<'_>, known: &ProblemView, verdict: Verdict) -> ProblemView {
-    let advice = advice(case, verdict);
-    let names_waiters = matches!(verdict.problem, ProblemKind::Starving | ProblemKind::Orphan);
-    let mut evidence = known.evidence.clone();
-    if names_waiters {
-        let now = self::evidence(case, Verdict { since: known.since, ..verdict });
-        if !now.iter().map(|one| &one.text).eq(evidence.iter().map(|one| &one.text)) {
-            evidence = now;
+    use ProblemKind::{Deadlock, Malformed, Orphan, Starving};
+    let mut problem = ProblemView { advice: advice(case, verdict), ..known.clone() };
+    if matches!(verdict.problem, Deadlock | Malformed | Orphan | Starving) {
+        let now = evidence(case, Verdict { since: known.since, ..verdict });
+        if !now.iter().map(|one| &one.text).eq(known.evidence.iter().map(|one| &one.text)) {
+            (problem.evidence, problem.cycle) = (now, cycle(case, verdict));
         }
     }
-    ProblemView { advice, evidence, ..known.clone() }
+    problem
 }
 
 /// Returns the number of occurrences that are combined into one problem.
@@ -53,6 +49,14 @@ pub fn times(case: &Case<'_>, problem: ProblemKind) -> u32 {
         _ => None,
     };
     times.unwrap_or(1)
+}
+
+/// Returns the waits of a deadlock, or none for another problem.
+fn cycle(case: &Case<'_>, verdict: Verdict) -> Arc<[WaitView]> {
+    match (verdict.problem, case.cycle) {
+        (ProblemKind::Deadlock, Some(cycle)) => Arc::clone(&cycle.views),
+        _ => Arc::default(),
+    }
 }
 
 fn evidence_of(at: SteadyMillis, source: Source, text: impl Into<String>) -> Evidence {

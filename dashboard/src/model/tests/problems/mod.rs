@@ -401,6 +401,45 @@ fn a_deadlock_is_reported_once_each_wait_was_seen_after_the_newest_hold() {
 }
 
 #[test]
+fn evidence_follows_a_deadlock_and_a_hash_that_change() {
+    let thread = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
+    let contended = |by: i64, waits: i64| {
+        let holders = vec![Holder { id: thread(by), count: 1 }];
+        let hash = LockHash { holders, ..Default::default() };
+        let companions = queued(&[(waits, 900_000)]);
+        Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), companions }
+    };
+    let mut model = model();
+    for (second, other) in [(1, 2), (11, 3)] {
+        for ms in [0, 1_000].map(|ms| second * 1_000 + ms) {
+            read(&mut model, "b", ms, contended(other, 1));
+            read(&mut model, "a", ms + 10, contended(1, other));
+        }
+        read_twice(&mut model, "b", second * 1_000 + 2_000, contended(other, 1));
+        model.tick(at(second * 1_000 + 2_500));
+        let view = shown(&mut model, "a").unwrap();
+        let problem = &view.problems[0];
+        let waiters: Vec<_> = problem.cycle.iter().map(|wait| wait.waiter.clone()).collect();
+        assert_eq!(waiters, [thread(1), thread(other)].map(|id| id.to_string()));
+        for (wait, evidence) in problem.cycle.iter().zip(&problem.evidence) {
+            assert!(evidence.text.starts_with(&wait.waiter), "{}", evidence.text);
+        }
+    }
+    let mut reading = held(1, 0, Some(30_000));
+    read(&mut model, "c", 1_000, reading.clone());
+    if let Reading::Lock { hash, .. } = &mut reading {
+        hash.unexpected.push(b"colour".to_vec());
+    }
+    read(&mut model, "c", 2_000, reading.clone());
+    read(&mut model, "c", 3_000, reading);
+    let view = shown(&mut model, "c").unwrap();
+    let problem = &view.problems[0];
+    assert_eq!((problem.problem, problem.since), (ProblemKind::Malformed, SteadyMillis(1_001)));
+    let evidence: Vec<_> = problem.evidence.iter().map(|it| (it.at, &*it.text)).collect();
+    assert_eq!(evidence, [(SteadyMillis(2_001), "unexpected field `colour`")]);
+}
+
+#[test]
 fn a_queue_that_was_only_counted_is_dead_when_all_its_deadlines_have_passed() {
     for (deadlines, passed, found) in [(2, 2, true), (2, 1, false), (0, 0, false)] {
         let mut model = model();
