@@ -115,7 +115,7 @@ impl Releases {
         let batch = lock(&self.batches).get(&request.seen, operator, now);
         let batch = batch.filter(|batch| incident.continues(&batch.incident));
         let checked = || {
-            let batch = batch.clone().ok_or(ReleaseError::Stale)?;
+            let batch = batch.ok_or(ReleaseError::Stale)?;
             let reason = checked_reason(&request.reason)?.to_owned();
             if request.count != Some(batch.offers.len()) {
                 return Err(ReleaseError::Count);
@@ -137,11 +137,7 @@ impl Releases {
             }
         };
         checked().inspect_err(|error| {
-            let offers = batch.iter().flat_map(|batch| &batch.offers);
-            for (offer, _) in offers.take(1) {
-                let reason = request.reason.trim();
-                self.record_rejection(&offer.id, operator, reason, &error.to_string());
-            }
+            self.record_error(&incident.first().0.id, operator, &request.reason, error);
         })
     }
 

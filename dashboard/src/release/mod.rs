@@ -274,14 +274,34 @@ impl Releases {
     ) -> Result<Outcome, ReleaseError> {
         let outcome = self.release_offered(id, request, operator).await;
         if let Err(error) = &outcome {
-            self.record_rejection(id, operator, request.reason.trim(), &error.to_string());
+            self.record_error(id, operator, &request.reason, error);
         }
         outcome
     }
 
     /// Records a request that was rejected before anything was attempted. `reason` is the operator's.
     pub fn record_rejection(&self, id: &LockId, operator: &Operator, reason: &str, why: &str) {
-        self.outcomes.with_label_values(&[REJECTED]).inc();
+        self.record_unattempted(id, operator, reason, (REJECTED, why));
+    }
+
+    /// Records a request that led to no attempt. `reason` is the operator's.
+    fn record_error(&self, id: &LockId, operator: &Operator, reason: &str, error: &ReleaseError) {
+        let outcome = match error {
+            ReleaseError::Limited => Outcome::Limited.as_str(),
+            _ => REJECTED,
+        };
+        self.record_unattempted(id, operator, reason.trim(), (outcome, &error.to_string()));
+    }
+
+    /// Records a request that led to no attempt, with the word for its outcome and the cause.
+    fn record_unattempted(
+        &self,
+        id: &LockId,
+        operator: &Operator,
+        reason: &str,
+        (outcome, why): (&str, &str),
+    ) {
+        self.outcomes.with_label_values(&[outcome]).inc();
         if !self.record_limit.take() {
             return;
         }
@@ -305,7 +325,7 @@ impl Releases {
             subject: "lock".to_owned(),
             reason,
             was: String::new(),
-            outcome: format!("{REJECTED}: {why}"),
+            outcome: format!("{outcome}: {why}"),
         };
         self.store(id, action);
     }

@@ -273,3 +273,45 @@ async fn locks_without_the_right_or_with_several_holders_are_left_out() {
     assert_eq!(nobody.status, 401);
     assert!(!nobody.body.contains("job:1"), "{nobody:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_too_late_or_beyond_the_limit_is_recorded() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let (url, history) = (server.url(), folder.path().to_str().unwrap());
+    let flags = ["--redis-url", &url, "--monitor", "off", "--allow-release", "--insecure"];
+    let dashboard = Dashboard::with(&[&flags[..], &["--history-dir", history]].concat()).await;
+    malformed(&dashboard, &mut redis, &["job:1", "job:2"]).await;
+    let list = dashboard.json("/api/v1/incidents").await;
+    let path = api_of(&list["incidents"][0]);
+    let offer = dashboard.json(&path).await;
+    let send = async |seen: &Value| {
+        let wish = json!({"seen": seen, "reason": "they hang", "count": 2});
+        post_json(dashboard.address, &path, &[], &wish).await
+    };
+    assert_eq!(send(&json!("too-old")).await.status, 409);
+    for i in 0..10 {
+        let name = format!("other:{i}");
+        take(&mut redis, name.as_bytes(), HOLDER, 600_000);
+        let path = format!("/api/v1/release?name={name}");
+        let seen = dashboard.json_when(&path, |json| json["seen"].is_string()).await;
+        let wish =
+            json!({"seen": seen["seen"], "target": "lock", "reason": "it hangs", "name": name});
+        assert_eq!(post_json(dashboard.address, &path, &[], &wish).await.status, 200);
+    }
+    let limited = send(&offer["seen"]).await;
+    assert_eq!((limited.status, &limited.json()["outcome"]), (429, &json!("limited")));
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "job:1", "job:2"]), 2);
+    let metrics = dashboard.get("/metrics").await.body;
+    for outcome in ["rejected", "limited"] {
+        let line = format!("lockscope_dashboard_releases_total{{outcome=\"{outcome}\"}} 1");
+        assert!(metrics.contains(&line), "{outcome}: {metrics}");
+    }
+    let recorded = |events: &Value| {
+        let events = events.to_string();
+        events.contains("rejected: the form is older")
+            && events.contains("limited: the limit is 10")
+    };
+    dashboard.json_when("/api/v1/events?from=2001-01-01T00:00:00Z", recorded).await;
+}

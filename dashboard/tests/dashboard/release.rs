@@ -327,6 +327,30 @@ async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
     assert!(lock["events"].to_string().contains("the outcome is unknown"), "{lock:#}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_done_to_another_key_or_without_a_server() {
+    let mut server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &[]).await;
+    for name in ["replaced", "kept"] {
+        take(&mut redis, name.as_bytes(), HOLDER, 600_000);
+    }
+    let (replaced, kept) = (look(&dashboard, "replaced").await, look(&dashboard, "kept").await);
+    run::<String>(&mut redis, &["SET", "replaced", "x"]);
+    let answer = release(&dashboard, "replaced", &replaced, "lock").await;
+    assert_eq!(outcome(&answer), (409, "no_lock".to_owned()), "{answer:?}");
+    assert_eq!(run::<String>(&mut redis, &["GET", "replaced"]), "x");
+    server.kill();
+    let answer = release(&dashboard, "kept", &kept, "lock").await;
+    assert_eq!(outcome(&answer), (503, "unsent".to_owned()), "{answer:?}");
+    assert!(answer.json()["detail"].as_str().unwrap().contains("Nothing was done"), "{answer:?}");
+    let metrics = dashboard.get("/metrics").await.body;
+    for outcome in ["no_lock", "unsent"] {
+        let line = format!("lockscope_dashboard_releases_total{{outcome=\"{outcome}\"}} 1");
+        assert!(metrics.contains(&line), "{outcome}: {metrics}");
+    }
+}
+
 /// A user of Redis 7 has no channels unless it gets some.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_whose_messages_redis_refuses_is_a_release() {

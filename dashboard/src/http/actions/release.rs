@@ -297,7 +297,11 @@ pub(in crate::http) async fn from_api(
 
 /// Returns the response to a request that is not carried out.
 pub(super) fn rejected(error: &ReleaseError) -> Response {
-    limited(ApiError::new(error_status(error), error.to_string()))
+    let answer = ApiError::new(error_status(error), error.to_string());
+    limited(match error {
+        ReleaseError::Limited => answer.with_outcome(&Outcome::Limited),
+        _ => answer,
+    })
 }
 
 /// Returns an error response. If there were too many releases, it names the time to wait.
