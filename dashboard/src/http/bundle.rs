@@ -41,7 +41,7 @@ struct Bundle<'a> {
     from: SteadyMillis,
     /// The holds that ended within the window, newest first, from the history if there is one.
     holds: Vec<PastHoldView>,
-    /// The history of that time, oldest first; null if none is stored (`now` has the latest events).
+    /// The history of that time; null if none is stored (`now` has the latest events).
     history: Option<History>,
     sources: SourcesJson,
 }
@@ -56,7 +56,10 @@ struct About<'a> {
 
 #[derive(Serialize)]
 struct History {
+    /// The latest events, oldest first.
     events: Vec<PastEvent>,
+    /// False if there were more events in that time, or finding all of them would have taken too long.
+    complete: bool,
     gaps: Vec<Gap>,
 }
 
@@ -89,13 +92,15 @@ pub async fn bundle(
                 from,
                 to: made_at,
                 lock: Some(id),
-                newest_first: false,
+                newest_first: true,
                 cursor: None,
                 limit: MAX_EVENTS,
             };
-            let events = app.search_events(search, &Arc::default()).await?.events;
+            let mut found = app.search_events(search, &Arc::default()).await?;
+            found.events.reverse();
             let gaps = app.history(|archive| async move { archive.gaps(from, made_at).await });
-            Some(History { events, gaps: gaps.await? })
+            let (events, complete) = (found.events, found.next.is_none());
+            Some(History { events, complete, gaps: gaps.await? })
         }
         None => None,
     };

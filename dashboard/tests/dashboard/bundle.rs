@@ -92,3 +92,36 @@ async fn a_bundle_without_a_history_says_so() {
         assert_eq!(dashboard.get(&format!("/lock?{query}")).await.status, status, "{query}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bundle_of_a_busy_lock_has_the_latest_events() {
+    let (server, folder) = (RedisServer::start(), tempdir().unwrap());
+    let url = server.url();
+    let flags = ["--redis-url", &url, "--history-dir", folder.path().to_str().unwrap()];
+    let dashboard = Dashboard::with(&flags).await;
+    dashboard.stop().await;
+    let history = rusqlite::Connection::open(folder.path().join("history.db")).unwrap();
+    let now = "SELECT unixepoch() * 1000";
+    let now: i64 = history.query_row(now, [], |row| row.get(0)).unwrap();
+    let ago = |seconds: i64| now - seconds * 1_000;
+    for second in 1..=700 {
+        let began = ago(3_000 - second);
+        history
+            .execute(
+                "INSERT INTO hold VALUES ('default', 0, CAST('busy' AS BLOB), ?1, ?2, 1, ?2 + 500, 'released')",
+                rusqlite::params![format!("{HOLDER}{second}"), began],
+            )
+            .unwrap();
+    }
+    drop(history);
+    let dashboard = Dashboard::with(&flags).await;
+    let bundle = dashboard.json("/lock?name=busy&format=bundle").await;
+    let events = bundle["history"]["events"].as_array().unwrap();
+    let subject = |event: &Value| event["subject"].as_str().unwrap().to_owned();
+    assert_eq!(events.len(), 1_000);
+    assert_eq!(bundle["history"]["complete"], false);
+    assert_eq!(subject(&events[0]), format!("{HOLDER}201"));
+    assert_eq!(subject(&events[999]), format!("{HOLDER}700"), "oldest first");
+    let short = dashboard.json("/lock?name=busy&format=bundle&window=45m").await;
+    assert_eq!(short["history"]["complete"], true, "{}", short["history"]["events"]);
+}
