@@ -377,21 +377,24 @@ fn about(
 }
 
 fn with_holders(mut finding: Finding, lock: &Lock) -> Finding {
-    finding.holders = lock.hash.holders.iter().map(|holder| holder.id.to_string()).collect();
+    finding.holders = holders(lock).map(|(id, _)| id).collect();
     finding
+}
+
+/// Returns the holders with their hold counts. Control characters in the ids of unknown clients are escaped.
+fn holders(lock: &Lock) -> impl ExactSizeIterator<Item = (String, i64)> {
+    lock.hash.holders_as_text().into_iter().map(|(id, count)| (visible(id.as_bytes()), count))
 }
 
 /// Names the first holders, with their hold counts if these are not 1.
 fn holders_of(lock: &Lock) -> String {
-    let holders = &lock.hash.holders;
-    let mut named: Vec<String> = Vec::new();
-    for holder in holders.iter().take(NAMED) {
-        named.push(match holder.count {
-            1 => holder.id.to_string(),
-            times => format!("{} (count {times})", holder.id),
-        });
-    }
-    if let Some(more) = holders.len().checked_sub(NAMED).filter(|more| *more > 0) {
+    let more = holders(lock).len().saturating_sub(NAMED);
+    let named = holders(lock).take(NAMED).map(|(id, count)| match count {
+        1 => id,
+        times => format!("{id} (count {times})"),
+    });
+    let mut named: Vec<String> = named.collect();
+    if more > 0 {
         named.push(format!("and {more} more"));
     }
     named.join(", ")

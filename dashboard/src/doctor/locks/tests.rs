@@ -122,6 +122,11 @@ fn malformed_locks_are_problems_and_lookalikes_notes() {
     assert_eq!(ids(&survey("a", lock(&fields, None)), &Holders::default()), [alike]);
     let awaited = Lock { subscribers: 1, ..lock(&fields, None) };
     assert_eq!(ids(&survey("a", awaited), &Holders::default()), [CERTAIN, malformed]);
+    // The holders of another client library are named too.
+    let foreign = lock(&[("worker\n1", "1"), ("worker2", "2")], Some(20));
+    let found = findings(&survey("a", foreign), &Holders::default());
+    assert_eq!(found[0].holders, ["worker\\n1", "worker2"]);
+    assert!(found[0].evidence.contains("held by worker\\n1, worker2 (count 2)."), "{found:?}");
 }
 
 #[test]

@@ -56,12 +56,12 @@ impl From<HolderId> for HolderField {
     }
 }
 
-/// Shows every character of the field, for sentences.
+/// Shows every character of the field, for sentences, in which backticks enclose code.
 impl fmt::Display for HolderField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Id(id) => id.fmt(f),
-            Self::Foreign(field) => f.write_str(&visible(field.as_bytes())),
+            Self::Foreign(field) => f.write_str(&visible(field.as_bytes()).replace('`', "\\x60")),
         }
     }
 }
@@ -69,5 +69,16 @@ impl fmt::Display for HolderField {
 impl Serialize for HolderField {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.text())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_of_another_form_begins_no_code_in_a_sentence() {
+        let field = HolderField::parse("wor`ker\n1".to_owned());
+        assert_eq!((&*field.text(), &*field.to_string()), ("wor`ker\n1", "wor\\x60ker\\n1"));
     }
 }
