@@ -68,6 +68,7 @@ impl Core {
             end => end,
         };
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
+        let lag = hold.lease.safety_margin() + EXPIRY_SLACK;
         // The end of a dead worker's hold is not a loss.
         if hold.kept_back.is_none() || !end.is_loss() {
             let trace = hold.trace().to_owned();
@@ -86,9 +87,8 @@ impl Core {
         let Some(ending) = ending else { return };
         match end {
             // The lease expires in Redis, which other clients see. The release removes a key that
-            // lives longer than it should.
+            // lives longer than it should, as after an EXTEND with a shorter lease.
             End::Expired => {
-                let lag = ending.longest.safety_margin() + EXPIRY_SLACK;
                 self.release_after(ending.valid_until + lag, ending);
                 self.poll_queue(&name);
             }

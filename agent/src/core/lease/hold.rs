@@ -97,9 +97,11 @@ pub(in crate::core) struct Hold {
     /// Its fencing token, if its kind has one.
     pub(in crate::core) token: Option<u64>,
     pub(in crate::core) granted: Moment,
-    /// For each re-entry of a fixed read hold, the end of the validity before it: as in Redisson, the end of a reader's
-    /// entry ends that entry's lease too.
-    pub(in crate::core) earlier_ends: Vec<Moment>,
+    /// The lease that ends at `valid_until`.
+    pub(in crate::core) lease: Lease,
+    /// For each re-entry of a fixed read hold, the lease before it and the end of its validity: as in Redisson, the end of
+    /// a reader's entry ends that entry's lease too.
+    pub(in crate::core) earlier_leases: Vec<(Lease, Moment)>,
     /// The longest lease that Redis was ever asked to give it: no later lease may be shorter.
     pub(in crate::core) longest: Lease,
     /// The update that its owner has sent to Redis: re-entry, partial release, another lease. An owner's commands run one
@@ -127,7 +129,7 @@ pub(in crate::core) struct NewHold {
     pub(in crate::core) granted: Moment,
     pub(in crate::core) valid_until: Moment,
     pub(in crate::core) renew_at: Moment,
-    pub(in crate::core) longest: Lease,
+    pub(in crate::core) lease: Lease,
     pub(in crate::core) lapsing: bool,
     pub(in crate::core) untold: bool,
     pub(in crate::core) trace: Option<Box<str>>,
@@ -137,7 +139,8 @@ pub(in crate::core) struct NewHold {
 }
 
 impl Hold {
-    pub(super) fn new(new: NewHold) -> Self {
+    /// Creates a hold. `watched` is the lease of renewed holds.
+    pub(super) fn new(new: NewHold, watched: Lease) -> Self {
         let early = |hand_over| Box::new(Early { hand_over, extend: None });
         Self {
             number: new.number,
@@ -163,8 +166,9 @@ impl Hold {
             uid: new.uid,
             token: new.token,
             granted: new.granted,
-            earlier_ends: Vec::new(),
-            longest: new.longest,
+            lease: new.lease,
+            earlier_leases: Vec::new(),
+            longest: new.lease.max(watched),
             update: None,
             trace: new.trace,
             span: new.span,
@@ -272,7 +276,7 @@ pub(super) mod tests {
     /// Returns a hold with that number and default values.
     pub(in crate::core::lease) fn hold(number: Number) -> Hold {
         let lease = Lease::new(Lease::MIN).unwrap();
-        Hold::new(NewHold {
+        let new = NewHold {
             number,
             name: LockName::new(&b"a"[..]).unwrap(),
             group: "a".into(),
@@ -285,12 +289,13 @@ pub(super) mod tests {
             granted: Moment::default(),
             valid_until: Moment::NEVER,
             renew_at: Moment::NEVER,
-            longest: lease,
+            lease,
             lapsing: false,
             untold: false,
             trace: None,
             span: Span::none(),
             hand_over: None,
-        })
+        };
+        Hold::new(new, lease)
     }
 }

@@ -133,7 +133,7 @@ impl LeaseTable {
     }
 
     pub(in crate::core) fn insert(&mut self, new: NewHold) -> &Hold {
-        let hold = self.holds.insert(Hold::new(new));
+        let hold = self.holds.insert(Hold::new(new, self.lease));
         hold.arm(&mut self.timers, self.lease, self.margin);
         hold
     }
@@ -339,18 +339,20 @@ impl LeaseTable {
             let (Change::Reenter(lease) | Change::Extend(lease)) = change else { return };
             hold.mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
             hold.renew_at = watched.renew_at(sent, jitter);
-            let valid_until = lease.unwrap_or(watched).valid_until(sent);
-            if let Change::Reenter(_) = change {
-                if hold.kind == Kind::Read && lease.is_some() {
-                    hold.earlier_ends.push(hold.valid_until);
-                } else {
-                    hold.earlier_ends.clear();
-                }
-                hold.count = count;
-                hold.valid_until = hold.valid_until.max(valid_until);
+            let (before, fixed) = ((hold.lease, hold.valid_until), lease.is_some());
+            let lease = lease.unwrap_or(watched);
+            (hold.lease, hold.valid_until) = (lease, lease.valid_until(sent));
+            if let Change::Extend(_) = change {
+                return hold.earlier_leases.clear();
+            }
+            hold.count = count;
+            if before.1 > hold.valid_until {
+                (hold.lease, hold.valid_until) = before;
+            }
+            if hold.kind == Kind::Read && fixed {
+                hold.earlier_leases.push(before);
             } else {
-                hold.earlier_ends.clear();
-                hold.valid_until = valid_until;
+                hold.earlier_leases.clear();
             }
         })?;
         self.get(number)
@@ -361,10 +363,10 @@ impl LeaseTable {
     pub(in crate::core) fn decrement(&mut self, number: Number) -> Option<&Hold> {
         self.change(number, |hold| {
             hold.count -= 1;
-            if let Some(end) = hold.earlier_ends.pop()
+            if let Some(earlier) = hold.earlier_leases.pop()
                 && hold.mode == LeaseMode::Fixed
             {
-                hold.valid_until = end;
+                (hold.lease, hold.valid_until) = earlier;
             }
         })?;
         self.get(number)

@@ -120,7 +120,7 @@ impl Core {
             granted: self.now,
             valid_until,
             renew_at,
-            longest: lease.max(self.settings.lease),
+            lease,
             lapsing: self.lapses(owner.connection),
             untold: reply_to.member.is_some(),
             trace,

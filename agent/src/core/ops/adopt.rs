@@ -246,7 +246,7 @@ impl Core {
             granted,
             valid_until,
             renew_at: self.settings.lease.renew_at(sent, jitter),
-            longest: longest.max(self.settings.lease),
+            lease: longest,
             lapsing: false,
             untold: false,
             trace: None,

@@ -327,6 +327,32 @@ fn extend_sets_a_fixed_lease_and_restores_the_watchdog() {
 }
 
 #[test]
+fn a_lease_that_was_made_shorter_leaves_the_lock_free_soon_after_its_end() {
+    let lease = |seconds| Lease::new(Duration::from_secs(seconds));
+    for kind in [Kind::Lock, Kind::Fair, Kind::Write, Kind::Read] {
+        let mut world = World::new();
+        let (a, b) = (world.open(), world.open());
+        let hour = LockRequest { lease: lease(3600), kind, ..lock_command("x") };
+        world.command(a, Command::Lock(hour.clone()));
+        world.extend(a, "x", lease(5));
+        world.lock_as(b, "x", if kind == Kind::Read { Kind::Write } else { kind });
+        world.pass(Duration::from_millis(4_900));
+        assert!(world.has_no_reply(b), "{kind}");
+        world.pass(Duration::from_millis(500));
+        assert_eq!(world.reply(b), "held 1", "{kind}");
+        world.close(b);
+        // The end of a reader's entry makes its lease shorter too.
+        if kind == Kind::Read {
+            world.command(a, Command::Lock(LockRequest { lease: lease(5), ..hour.clone() }));
+            world.command(a, Command::Lock(hour));
+            world.unlock(a, "x");
+            world.pass(Duration::from_millis(5_400));
+            assert!(world.holders("x").is_empty());
+        }
+    }
+}
+
+#[test]
 fn the_agent_releases_the_lock_after_32_hand_overs_if_other_clients_wait() {
     let mut world = World::new();
     world.other_subscribers = 1;
