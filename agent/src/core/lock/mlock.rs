@@ -14,7 +14,7 @@ use tracing::Span;
 
 use crate::core::Core;
 use crate::core::ids::{Owner, ReplyTo};
-use crate::core::lease::hold::LeaseMode;
+use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::mlock_state::{Goal, Member, MultiLock};
 use crate::core::ops::verb::Change;
 use crate::core::session::reply::{Grant, Reply};
@@ -245,7 +245,7 @@ impl Core {
     }
 
     /// Handles the case that all members are acquired: the requested lease begins now for all of them. Watched holds
-    /// stay watched.
+    /// stay watched, and a lock that was held before keeps a longer lease.
     fn lease_all(&mut self, owner: Owner) {
         self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.sessions.multi_mut(owner) else { return };
@@ -259,8 +259,11 @@ impl Core {
             _ => Vec::new(),
         };
         for (index, number) in taken {
-            let hold = self.leases.get(number).filter(|hold| hold.mode == LeaseMode::Fixed);
-            let Some(hold) = hold else { continue };
+            let valid_until = lease.map(|lease| lease.valid_until(self.now));
+            let is_due = |hold: &&Hold| {
+                hold.mode == LeaseMode::Fixed && Some(hold.valid_until) < valid_until
+            };
+            let Some(hold) = self.leases.get(number).filter(is_due) else { continue };
             let update = hold.update_for(reply_to.of_member(index), Change::Extend(lease));
             if let Some(multi) = self.sessions.multi_mut(owner)
                 && let Member::Taken(grant) = &multi.members[index]

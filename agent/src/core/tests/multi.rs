@@ -313,6 +313,28 @@ fn the_lease_of_an_mlock_begins_when_it_has_all_locks() {
 }
 
 #[test]
+fn mlock_with_a_shorter_lease_does_not_shorten_that_of_a_lock_held_before() {
+    for kind in [Kind::Lock, Kind::Fair, Kind::Read, Kind::Write] {
+        let mut world = World::new();
+        let a = world.open();
+        let within = |seconds| {
+            let lease = Lease::new(Duration::from_secs(seconds));
+            LockRequest { lease, kind, ..lock_command("x") }
+        };
+        world.command(a, Command::Lock(within(60)));
+        assert_eq!(world.reply(a), "held 1");
+        mlock_as(&mut world, a, "x y", &within(5));
+        assert_eq!(world.reply(a), "held 2 held 1");
+        world.pass(Duration::from_secs(10));
+        assert_eq!(world.events(a), [format!("lost y {kind} expired")]);
+        world.unlock(a, "x");
+        assert_eq!(world.reply(a), "1");
+        world.pass(Duration::from_secs(45));
+        assert!(world.events(a).is_empty(), "{kind}");
+    }
+}
+
+#[test]
 fn mlock_acquires_a_lock_again_that_is_lost_before_the_grant() {
     let mut world = World::new();
     let a = world.open();
