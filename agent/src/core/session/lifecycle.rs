@@ -50,7 +50,6 @@ impl Core {
     /// Handles the reply to a command that the connection has answered itself.
     pub fn on_answered(&mut self, now: Moment, connection: ConnectionId, reply: Outgoing) {
         self.advance_clock(now);
-        self.forget_previous_secret(connection);
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.accept_answered(reply, self.now);
             self.flush(connection);

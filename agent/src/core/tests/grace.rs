@@ -7,7 +7,7 @@ use redisson::{Kind, Lease};
 use super::world::{LEASE, Network, World, lock_command, short};
 use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, LockRequest, Wait};
-use crate::protocol::resp::Frame;
+use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::ConnectionId;
 
 pub(super) const GRACE: Duration = Duration::from_secs(60);
@@ -206,6 +206,10 @@ fn the_old_secret_resumes_a_session_until_the_new_one_is_received() {
             let b = world.open_as(0, secret);
             world.resume(b, &ticket);
             assert_eq!(world.resumed(b).1, ["x lock 1"]);
+            // A PING that was sent with RESUME does not show that the worker has the reply.
+            let pong = Outgoing::Reply(Frame::Simple("PONG"));
+            world.core.on_answered(world.now, b, pong);
+            world.work();
             if killed {
                 world.kill_and_restart(Duration::from_secs(1));
             } else {
