@@ -474,6 +474,10 @@ func (s *session) settle(g *grant) error {
 			}
 			if err == nil {
 				g.update(func(g *grant) { g.count = number(left) })
+				if _, renewed := g.until(); number(left) > 0 && g.kind == string(Read) && !renewed {
+					s.refresh() // The lease of a reader's entry ends with it.
+					s.arm()
+				}
 			}
 		}
 	}

@@ -276,6 +276,10 @@ export class Session {
         }
         try {
           grant.count = await this.#call("UNLOCK", grant.name, "KIND", grant.kind, "IN", this.#id);
+          if (grant.count > 0 && grant.kind === "read" && !grant.renewed) {
+            await this.#refresh(); // The lease of a reader's entry ends with it.
+            this.#arm();
+          }
         } catch (error) {
           if (isDisconnected(error)) continue;
           if (isGone(error)) {

@@ -61,7 +61,8 @@ impl Session {
         self.arm();
     }
 
-    async fn refresh(self: &Arc<Self>) -> Result<(), Failure> {
+    /// Reads the deadlines of the owner whose turn it is.
+    pub(crate) async fn refresh(self: &Arc<Self>) -> Result<(), Failure> {
         let _using = self.enter();
         let Some(connection) = self.connected() else { return Ok(()) };
         let sent = boot();

@@ -373,7 +373,13 @@ impl Session {
             match connection.finish(reply).await {
                 Ok(left) => {
                     self.state().proven = now;
-                    grant.state().count = left.integer().unwrap_or(0);
+                    let left = left.integer().unwrap_or(0);
+                    grant.state().count = left;
+                    if left > 0 && grant.key.1 == b"read" && !grant.state().is_followed() {
+                        // The lease of a reader's entry ends with it. A lost connection is noticed elsewhere.
+                        let _ = self.refresh().await;
+                        self.arm();
+                    }
                 }
                 Err(Failure::Disconnected) => self.doubt(&connection),
                 Err(Failure::Reply(message)) => match crate::error::code(&message) {

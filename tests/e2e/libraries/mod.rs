@@ -169,6 +169,7 @@ macro_rules! conformance {
                 a_loss_blocks_reentry_until_the_release
                 redis_away_loses_the_hold_and_rejects_new_ones
                 a_fixed_lease_expires
+                the_lease_of_a_readers_entry_ends_with_it
                 a_lease_that_is_too_short_is_rejected_and_never_renewed
                 a_negative_grace_is_rejected
                 a_time_beyond_the_limit_is_rejected

@@ -182,6 +182,17 @@ pub(super) async fn a_fixed_lease_expires(library: &Library) -> Result<()> {
     Ok(())
 }
 
+pub(super) async fn the_lease_of_a_readers_entry_ends_with_it(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42 kind=read lease=100000").await?;
+    stage.driver.ok("lock b orders:42 kind=read lease=600000").await?;
+    let both = number(&stage.driver.ok("check a").await?, "remaining")?;
+    stage.driver.ok("release b").await?;
+    let left = number(&stage.driver.ok("check a").await?, "remaining")?;
+    ensure!(both > 100_000 && left <= 100_000, "{both}, {left}");
+    Ok(())
+}
+
 pub(super) async fn a_lease_that_is_too_short_is_rejected_and_never_renewed(
     library: &Library,
 ) -> Result<()> {

@@ -401,6 +401,9 @@ class Session:
                     break
                 try:
                     grant.count = await self._call("UNLOCK", grant.name, "KIND", grant.kind, "IN", self._id or "")
+                    if grant.count and grant.kind == "read" and not grant.renewed:
+                        await self._refresh()  # The lease of a reader's entry ends with it.
+                        self._arm()
                 except Disconnected:
                     continue
                 except ErrorReply as error:

@@ -166,6 +166,11 @@ final class Grant {
         return renewed && ceiling == Long.MAX_VALUE;
     }
 
+    /** Returns whether a reader's entries are left, each with a fixed lease that ends with it. */
+    synchronized boolean hasFixedEntries() {
+        return count > 0 && kind == Kind.READ && !renewed;
+    }
+
     synchronized void setCount(long count) {
         this.count = count;
     }

@@ -63,7 +63,8 @@ final class Renewals {
         arm();
     }
 
-    private void refresh() {
+    /** Reads the deadlines on the owner's connection, which must be free. */
+    void refresh() {
         var connection = link.connection();
         long sent = BootClock.atLeast();
         try {

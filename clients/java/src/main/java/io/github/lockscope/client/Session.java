@@ -338,6 +338,10 @@ final class Session {
                 try {
                     grant.setCount(Fields.number(link.call(
                             "UNLOCK", grant.name, "KIND", grant.kind.word(), "IN", link.id())));
+                    if (grant.hasFixedEntries()) {
+                        renewals.refresh();
+                        renewals.arm();
+                    }
                 } catch (Failure failure) {
                     switch (failure.code()) {
                         case "" -> { }
