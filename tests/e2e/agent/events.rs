@@ -48,6 +48,28 @@ async fn each_event_is_delivered_once() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_further_events_command_ends_the_earlier_one() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut worker = bench.session().await?;
+    let mut listeners = [bench.session().await?, bench.session().await?];
+    let ticket = credentials(&mut worker).await?;
+    lock(&mut worker, "LOCK a").await?;
+    for listener in &mut listeners {
+        listener.send(&format!("EVENTS {ticket} WAIT 600000")).await?;
+    }
+    // Either may arrive first.
+    let [one, two] = &mut listeners;
+    let (earlier, later) = tokio::select! {
+        reply = one.reply() => (reply?, two),
+        reply = two.reply() => (reply?, one),
+    };
+    assert_eq!(earlier, Reply::Array(vec![]), "the events so far");
+    bench.direct.call("DEL a").await?.ok()?;
+    assert_eq!(later.reply().await?.text(), "[[lost, a, lock, missing]]");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_backlog_is_bounded_and_its_gap_is_reported() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;

@@ -56,6 +56,14 @@ async fn mistakes_are_reported_and_nothing_is_acquired() -> Result<()> {
     lock(&mut two, "MLOCK 2 a b").await?;
     assert_error(&two.call("MUNLOCK 3 a c b").await?, "NOTHELD", "`c`");
     assert!(bench.is_free("a").await? && bench.is_free("b").await?);
+    // A command that leaves open which hold it is about releases nothing.
+    for command in ["LOCK both KIND write", "LOCK both KIND read", "LOCK a"] {
+        lock(&mut two, command).await?;
+    }
+    assert_error(&two.call("MUNLOCK 2 a both").await?, "SYNTAX", "`both` is held twice");
+    assert!(!bench.is_free("a").await?);
+    assert_error(&two.call("MUNLOCK 2 a both KIND read").await?, "NOTHELD", "`a`");
+    assert_eq!(two.call("UNLOCK both").await?, Reply::Int(0), "the read side is released");
     Ok(())
 }
 

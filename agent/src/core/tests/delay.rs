@@ -41,7 +41,7 @@ fn a_dead_workers_lock_is_granted_after_the_lock_delay_and_not_before() {
 }
 
 #[test]
-fn the_lock_delay_does_not_apply_to_releases_and_quitting_sessions() {
+fn the_lock_delay_does_not_apply_to_releases_and_ended_sessions() {
     let mut world = world();
     let (releasing, quitting) = (world.open(), world.open());
     world.lock(releasing, "x");
@@ -52,6 +52,12 @@ fn the_lock_delay_does_not_apply_to_releases_and_quitting_sessions() {
     world.core.on_quit(quitting);
     world.close(quitting);
     assert!(world.holders("y").is_empty());
+    let (operator, kicked) = (world.open(), world.open());
+    world.lock(kicked, "z");
+    let (session, _) = world.credentials(kicked);
+    world.command(operator, Command::Kick(session));
+    assert_eq!(world.reply(operator), "1");
+    assert!(world.holders("z").is_empty());
     assert_eq!(world.core.next_deadline(), None);
 }
 
