@@ -224,9 +224,9 @@ impl Core {
 
     /// Handles the end of a release.
     pub(in crate::core) fn on_ended(&mut self, ending: &Ending) {
+        self.long_releases.add(self.now, ending);
         // An expired lease ends without it.
         if ending.end != End::Expired {
-            self.long_releases.add(self.now, ending);
             return self.on_released(&ending.name, ending.kind, ending.number);
         }
         self.journal_gone(ending.number);

@@ -465,7 +465,7 @@ fn a_pending_re_entry_of_a_hold_that_ends_is_counted_as_an_error() {
 fn a_released_long_lease_is_released_again_on_a_server_with_older_data() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
-    for lock in ["released", "abandoned"] {
+    for lock in ["released", "shortened", "abandoned"] {
         let session = if lock == "abandoned" { b } else { a };
         let lease = Lease::new(Duration::from_secs(600)).unwrap();
         let request = LockRequest { lease: Some(lease), ..lock_command(lock) };
@@ -473,12 +473,14 @@ fn a_released_long_lease_is_released_again_on_a_server_with_older_data() {
         assert_eq!(world.reply(session), "held 1");
     }
     let before = world.redis.clone();
+    world.extend(a, "shortened", Lease::new(Duration::from_secs(1)));
+    world.replies.clear();
     world.unlock(a, "released");
     assert_eq!(world.reply(a), "0");
     world.close(b);
-    world.pass(Duration::from_secs(1));
+    world.pass(Duration::from_secs(2));
     assert!(world.redis.is_empty(), "{:?}", world.redis);
-    // A replica that has neither release takes over.
+    // A replica that has none of the releases takes over.
     world.redis = before;
     world.core.verify(world.now, Node::Main);
     world.pass(Duration::from_secs(1));
