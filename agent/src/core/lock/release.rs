@@ -40,6 +40,11 @@ impl Core {
             self.journal_hold(number);
             return self.answer_with(reply_to, reply);
         }
+        if hold.mode == LeaseMode::Fixed && hold.valid_until <= self.now {
+            // The leases of the other entries have run out.
+            self.answer(reply_to, Frame::Int(0));
+            return self.lose(number, End::Expired);
+        }
         let update = hold.update_for(reply_to, Change::Partial);
         self.update_hold(update);
     }

@@ -309,6 +309,27 @@ fn only_a_readers_lease_becomes_shorter_when_a_re_entry_is_released() {
 }
 
 #[test]
+fn the_last_living_entry_of_a_reader_is_released_although_an_earlier_one_has_expired() {
+    let mut world = World::new();
+    let a = world.open();
+    for seconds in [2, 20] {
+        let lease = Lease::new(Duration::from_secs(seconds));
+        world.command(
+            a,
+            Command::Lock(LockRequest { lease, kind: Kind::Read, ..lock_command("x") }),
+        );
+    }
+    world.replies.clear();
+    world.pass(Duration::from_secs(3));
+    assert!(world.events(a).is_empty());
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "0");
+    assert_eq!(world.events(a), ["lost x read expired"]);
+    world.pass(Duration::from_millis(10));
+    assert!(world.redis.is_empty() && world.core.is_idle());
+}
+
+#[test]
 fn extend_sets_a_fixed_lease_and_restores_the_watchdog() {
     let mut world = World::new();
     let a = world.open();
