@@ -195,8 +195,12 @@ impl Core {
         }
         // Commands of the old connection end first, so that none of them changes what the new one receives.
         let updating = |number: &Number| {
-            let hold = self.leases.get(*number).and_then(|hold| hold.update);
-            hold.is_some_and(|op| self.ops.contains(op) || self.red.contains(op))
+            self.leases.get(*number).is_some_and(|hold| {
+                let sent = |op| self.ops.contains(op) || self.red.contains(op);
+                // An EXTEND may wait until Redis has the hold.
+                let waits = hold.early.as_ref().is_some_and(|early| early.extend.is_some());
+                waits || hold.update.is_some_and(sent)
+            })
         };
         let settled = grace.unverified == 0
             && session.multi.is_empty()

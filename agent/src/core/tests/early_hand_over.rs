@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
+use super::grace::{GRACE, NEXT, ticket};
 use super::world::{LEASE, Network, World, lock_command, name};
 use crate::core::Node;
 use crate::core::lease::hold::Hold;
@@ -298,6 +299,23 @@ fn extend_of_an_early_hold_waits_until_redis_has_the_hold() {
     extend(&mut world, b, Duration::from_secs(60));
     world.pass(Duration::from_secs(3));
     assert_eq!(world.reply(b), "UNAVAILABLE");
+}
+
+#[test]
+fn resume_waits_for_an_extend_that_waits_until_redis_has_the_hold() {
+    let mut world = World::new();
+    let [a, b] = queue(&mut world);
+    world.unlock(a, "x");
+    assert_eq!(world.reply(b), "held 1");
+    let ticket = ticket(&world.ask_grace(b, GRACE));
+    extend(&mut world, b, Duration::from_secs(60));
+    world.close(b);
+    let c = world.open_as(0, NEXT);
+    world.resume(c, &ticket);
+    assert!(world.has_no_reply(c), "the EXTEND would change the hold after the reply");
+    world.pass(LATER * 3);
+    assert_eq!(world.resumed(c).1, ["x lock 1"]);
+    assert!(world.redis["x"].expires > Some(world.now + Duration::from_secs(59)));
 }
 
 #[test]
