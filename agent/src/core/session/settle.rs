@@ -73,7 +73,8 @@ impl Core {
         }
     }
 
-    /// Turns a session's replies that wait for records after `done` into refusals.
+    /// Turns a session's replies that wait for records after `done` into refusals. The reply to RESUME becomes one with the
+    /// old secret.
     pub(in crate::core) fn take_back(&mut self, connection: ConnectionId, done: u64, why: &str) {
         let Some(session) = self.sessions.get_mut(&connection) else { return };
         let (mut untold, mut graced) = (Vec::new(), true);
@@ -81,7 +82,11 @@ impl Core {
         for pending in session.pending.iter_mut().filter(|p| p.after > done) {
             let Some(reply) = &mut pending.reply else { continue };
             let granted = reply.granted();
-            if matches!(reply, Reply::Graced(_)) {
+            if matches!(reply, Reply::Resumed) {
+                // A restarted agent would not know the new secret.
+                session.secret = session.secret_before.take().unwrap_or(session.secret);
+                continue;
+            } else if matches!(reply, Reply::Graced(_)) {
                 graced = false;
             } else if granted.is_empty() {
                 continue;

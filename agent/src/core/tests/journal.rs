@@ -131,6 +131,31 @@ fn a_session_that_disconnects_before_its_grace_is_refused_ends() {
             world.pass(Duration::from_millis(200));
         }
         // After a release in Redis the next waiter lets waiters of other agents try first.
+#[test]
+fn the_old_secret_stays_valid_if_the_new_one_cannot_be_journalled() {
+    let mut world = World::new();
+    let (a, mut ticket) = world.graced();
+    world.lock(a, "x");
+    world.disk = Disk::Full;
+    for secret in [NEXT, [3; 16], [4; 16]] {
+        world.kill_and_restart(Duration::from_secs(1));
+        let b = world.open_as(0, secret);
+        world.resume(b, &ticket);
+        let (new, holds) = world.resumed(b);
+        assert_eq!(holds, ["x lock 1"]);
+        // Another command shows that the worker has received the reply.
+        world.command(b, Command::Holds);
+        ticket = new;
+    }
+    world.disk = Disk::Good;
+    world.kill_and_restart(Duration::from_secs(1));
+    let b = world.open_as(0, [5; 16]);
+    world.resume(b, &ticket);
+    let (new, holds) = world.resumed(b);
+    assert_eq!(holds, ["x lock 1"]);
+    assert_ne!(new, ticket, "it can be recorded again");
+}
+
         world.pass(Duration::from_millis(10));
         assert_eq!(world.reply(next), "held 1");
         world.unlock(next, "x");

@@ -204,9 +204,6 @@ impl Simulation {
         let sessions = self.hosts[host].sessions.len();
         let survivors = self.survivors(host);
         self.excuse_unjournalled_ends(host);
-        if self.hosts[host].disk.broken {
-            self.hosts[host].sessions.values_mut().for_each(|s| s.ticket_unsure = true);
-        }
         self.hosts[host].restart(self.now);
         self.drop_subscriptions(host);
         self.connect_all(host);

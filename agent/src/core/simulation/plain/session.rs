@@ -65,8 +65,6 @@ pub(super) struct Session {
     /// False until the worker reconnects.
     pub(super) connected: bool,
     pub(super) ticket: Option<Ticket>,
-    /// The agent was killed while its journal failed. Its successor may not know the ticket.
-    pub(super) ticket_unsure: bool,
     pub(super) grace: Duration,
     /// Owners and locks of commands with unknown outcome, after a disconnect.
     pub(super) unsure: Vec<(usize, &'static str)>,
@@ -84,7 +82,6 @@ impl Session {
             next_token: 0,
             connected: true,
             ticket: None,
-            ticket_unsure: false,
             grace: Duration::ZERO,
             unsure: Vec::new(),
         }
