@@ -20,6 +20,8 @@ use crate::reply::{Validity, bytes, number, text};
 
 /// The time for the agent to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for the agent to reply to a command that does not wait for a lock: longer than it waits for Redis or the disk.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// The time for the agent to send its reason for a rejected connection, and the longest reason in bytes.
 const REJECTION_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_REJECTION: u64 = 500;
@@ -149,7 +151,7 @@ impl Agent {
         let (sender, pushes) = mpsc::channel(PUSH_QUEUE);
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            // A LOCK may wait without a limit.
+            // A LOCK may wait without a limit; the calls have their own limits.
             .set_response_timeout(None)
             .set_push_sender(move |info: PushInfo| match read_push(&info) {
                 Some(push) => sender.try_send(push).map_err(drop),
@@ -193,12 +195,31 @@ impl Agent {
         self.call(&session).await
     }
 
-    /// Sends a command and waits for its reply.
+    /// Sends a command and waits up to [`ANSWER_TIMEOUT`] for its reply.
     ///
     /// # Errors
-    /// Returns the agent's error reply, or the loss of the connection.
+    /// Returns the agent's error reply, or the loss of the connection. An agent that does not reply counts as lost.
     pub(crate) async fn call(&mut self, command: &Cmd) -> Result<Value, Failure> {
-        let reply = self.connection.send_packed_command(command).await;
+        self.call_within(command, Some(ANSWER_TIMEOUT)).await
+    }
+
+    /// Sends a command and waits for its reply, without a limit if there is none.
+    ///
+    /// # Errors
+    /// Fails like [`Self::call`].
+    pub(crate) async fn call_within(
+        &mut self,
+        command: &Cmd,
+        limit: Option<Duration>,
+    ) -> Result<Value, Failure> {
+        let reply = self.connection.send_packed_command(command);
+        let reply = match limit {
+            Some(limit) => tokio::time::timeout(limit, reply).await.map_err(|_| {
+                let limit = duration::format(limit);
+                Failure::Disconnected(format!("the agent has not replied for {limit}"))
+            })?,
+            None => reply.await,
+        };
         reply.and_then(Value::extract_error).map_err(|error| failure(&error))
     }
 }

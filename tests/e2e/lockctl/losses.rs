@@ -55,6 +55,26 @@ async fn a_lost_lock_ends_its_command_although_nobody_reads_messages() -> Result
 }
 
 #[tokio::test]
+async fn a_stopped_agent_does_not_keep_lockctl_from_ending() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    let mut run = started(&desk, "a", STUBBORN).await?;
+    let mut waiting = desk.exec("--wait 3s a", "touch ran")?;
+    desk.bench.until_waiting("a", 1).await?;
+    desk.bench.agent.process().freeze().await?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    assert!(said.contains("a: not known to be released: the agent has not replied"), "{said}");
+    assert!(!is_there(desk.pid("shell").await?));
+    let (code, said) = waiting.end().await?;
+    assert_eq!(code, 69, "{said}");
+    assert!(said.contains("the agent has not replied"), "{said}");
+    assert!(!desk.path("ran").exists());
+    desk.bench.agent.process().thaw()?;
+    desk.bench.until_free("a").await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn losing_one_of_several_locks_ends_the_command() -> Result<()> {
     let mut desk = Desk::hasty().await?;
     let mut run = started(&desk, "a b c", STUBBORN).await?;

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::grant::Grant;
 use crate::cli::ExecArgs;
-use crate::client::{Agent, Failure};
+use crate::client::{ANSWER_TIMEOUT, Agent, Failure};
 use crate::duration;
 use crate::exit::Exit;
 use crate::holders;
@@ -159,7 +159,9 @@ async fn attempt(
     let wait = deadline.map(|end| end.saturating_duration_since(sent));
     let command = lock_command(args, wait, traceparent);
     let reply = {
-        let mut reply = std::pin::pin!(agent.call(&command));
+        // An agent that is stopped does not end the wait.
+        let limit = wait.map(|wait| wait + ANSWER_TIMEOUT);
+        let mut reply = std::pin::pin!(agent.call_within(&command, limit));
         match timeout_at(sent + QUIET_WAIT, &mut reply).await {
             Ok(reply) => reply,
             Err(_) => {

@@ -26,6 +26,8 @@ use crate::signals::{self, Signals};
 const MAX_SLEEP: Duration = Duration::from_secs(1);
 /// The interval of checks for living processes while a command is being ended.
 const ENDING_INTERVAL: Duration = Duration::from_millis(50);
+/// The time for the agent to confirm the end of the session, which it handles without that too.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Microseconds after SIGKILL at which processes that are still alive are reported.
 const UNKILLABLE_AFTER: u64 = 5_000_000;
 
@@ -309,10 +311,14 @@ impl<'a> Supervisor<'a> {
                 }
                 // Reported before.
                 Err(Failure::Refused(..)) if self.lost => {}
-                Err(failure) => notice(&failure.to_string()),
+                Err(failure @ Failure::Refused(..)) => notice(&failure.to_string()),
+                Err(failure) => {
+                    let names = self.args.lock_names();
+                    notice(&format!("{names}: not known to be released: {failure}"));
+                }
             }
             // A session with grace would outlive its connection.
-            agent.call(&redis::cmd("QUIT")).await.ok();
+            agent.call_within(&redis::cmd("QUIT"), Some(QUIT_TIMEOUT)).await.ok();
         } else if !self.lost {
             notice(&self.remaining());
         }
