@@ -14,7 +14,8 @@ use crate::types::{ConnectionId, Peer, Secret};
 
 /// The most commands of one connection that may be unanswered; it stops reading at this bound.
 pub const PIPELINE: usize = 1024;
-/// The most pushes that may wait in a connection's outbox; further ones are dropped and counted.
+/// The replies and pushes in a connection's outbox, beyond one for each hold, from which on further pushes are dropped and
+/// counted. The loss of a hold is never dropped.
 pub const PUSHES: usize = 256;
 
 /// A message to the core. Those of one connection arrive in order.
@@ -26,7 +27,7 @@ pub enum Input {
         peer: Peer,
         /// Random bytes.
         secret: Secret,
-        /// The queue for its replies, with room for [`PIPELINE`] replies and [`PUSHES`] pushes.
+        /// The queue for its replies and pushes, with room for all: commands and holds bound their number.
         outbox: mpsc::Sender<Outgoing>,
     },
     /// A client set its name (CLIENT SETNAME).

@@ -48,7 +48,7 @@ pub use input::{Input, PIPELINE, PUSHES};
 pub use ops::{Confirmed, Failure};
 pub use settings::{Frozen, Limits, RedSettings, Settings};
 
-use crate::types::{End, Number};
+use crate::types::{ConnectionId, End, Number};
 use effect::Effects;
 use lease::LeaseTable;
 use lease::hold::Hold;
@@ -166,6 +166,12 @@ impl Core {
     #[must_use]
     pub fn holds(&self) -> usize {
         self.leases.len()
+    }
+
+    /// Returns the number of holds of a connection's session.
+    #[must_use]
+    pub fn holds_of(&self, connection: ConnectionId) -> usize {
+        self.sessions.get(&connection).map_or(0, |session| session.holds.len())
     }
 
     /// Returns the number of waiters.

@@ -1,5 +1,7 @@
 //! SESSION and EVENTS, pushes, and gaps in the events.
 
+use std::collections::HashSet;
+
 use anyhow::{Result, ensure};
 use harness::{Reply, eventually};
 
@@ -126,6 +128,28 @@ async fn only_subscribed_sessions_receive_pushes() -> Result<()> {
     bench.until_metric("lockscope_agent_lost_holds_total", &[], 4.0).await;
     assert_eq!(pushed.call("PING").await?.text(), "PONG");
     assert_eq!(pushed.pushes(), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_worker_that_reads_receives_the_loss_of_each_of_its_holds() -> Result<()> {
+    const HOLDS: usize = 3_000;
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut worker = bench.agent.client3().await?;
+    worker.call("SESSION PUSH on DEADLINES on").await?.ok()?;
+    for i in 0..HOLDS {
+        lock(&mut worker, &format!("LOCK many:{i}")).await?;
+    }
+    bench.direct.call("FLUSHALL").await?.ok()?;
+    let mut lost = HashSet::new();
+    while lost.len() < HOLDS {
+        let push = worker.push().await?;
+        if push[0] == "lock-lost" {
+            assert!(lost.insert(push[1].clone()), "{push:?} came twice");
+        }
+    }
+    let dropped = bench.agent.metrics().await?.sum("lockscope_agent_events_dropped_total", &[]);
+    assert_eq!(dropped, 0.0);
     Ok(())
 }
 

@@ -187,7 +187,11 @@ impl Core {
         let pushed = session.push && session.resp3;
         if pushed {
             let frames = event.frames(event.push_word(), name, kind);
-            self.effects.push(Effect::Deliver(owner.connection, Outgoing::Push(frames)));
+            let push = match event {
+                Event::Lost(_) => Outgoing::Loss(frames),
+                Event::Jeopardy(_) | Event::Safe | Event::Valid(_) => Outgoing::Push(frames),
+            };
+            self.effects.push(Effect::Deliver(owner.connection, push));
         }
         let dropped = session.add_event(event.frames(event.word(), name, kind));
         // A session with pushes does not depend on EVENTS; a push that is dropped is counted when it is delivered.

@@ -32,7 +32,10 @@ impl Core {
                     parts.into_iter().filter_map(|part| match self.settle(connection, part) {
                         Outgoing::Reply(frame) => Some(frame),
                         // No command for a single lock has such a reply.
-                        Outgoing::Switch(..) | Outgoing::Push(_) | Outgoing::Close => None,
+                        Outgoing::Switch(..)
+                        | Outgoing::Push(_)
+                        | Outgoing::Loss(_)
+                        | Outgoing::Close => None,
                     });
                 Frame::Array(parts.collect())
             }

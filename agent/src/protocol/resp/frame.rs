@@ -69,6 +69,8 @@ pub enum Outgoing {
     Switch(Protocol, Frame),
     /// A push for a RESP3 session that enabled them. The first element is its type.
     Push(Vec<Frame>),
+    /// A push that reports the loss of a hold.
+    Loss(Vec<Frame>),
     /// Closes the connection once everything is written (QUIT).
     Close,
 }

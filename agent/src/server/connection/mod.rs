@@ -14,6 +14,7 @@ mod write_buffer;
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -22,10 +23,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{self, error::TrySendError};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::core::{Input, PIPELINE, PUSHES};
+use crate::core::{Input, PIPELINE};
 use crate::metrics::Metrics;
 use crate::protocol::command::{self, Command};
 use crate::protocol::resp::{Decoder, Frame, Outgoing, Protocol};
@@ -46,6 +47,8 @@ use write_buffer::WriteBuffer;
 const COMMANDS_PER_TURN: usize = 32;
 /// The time after which a listing for which there was no memory is tried again.
 const MEMORY_RETRY: Duration = Duration::from_millis(10);
+/// The time for the last replies at shutdown, within that which the agent gives all connections.
+const LAST_WRITES: Duration = Duration::from_millis(500);
 
 /// The room for unanswered commands, in bytes for each of `--max-waiters`: about the size of a LOCK that waits.
 pub const BYTES_OF_COMMAND: usize = 512;
@@ -80,7 +83,7 @@ pub async fn serve(stream: UnixStream, connection: ConnectionId, shared: Arc<Sha
     }
     let info = ConnectionInfo { id: connection.0, pid: peer.pid };
     let uid = peer.uid;
-    let (outbox, replies) = mpsc::channel(PIPELINE + PUSHES);
+    let (outbox, replies) = mpsc::channel(Semaphore::MAX_PERMITS);
     let Ok(permit) = shared.core.reserve().await else { return };
     permit.send(Input::Opened { connection, peer, secret: Secret(secret), outbox });
     let close_notice = CloseNotice::new(connection, shared.core.clone());
@@ -181,7 +184,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 Stop::Yield => {
                     tokio::task::yield_now().await;
                     if let Some(reason) = self.disconnect.as_mut().now_or_never() {
-                        return Err(self.leave(&reason));
+                        return Err(self.leave(&reason).await);
                     }
                 }
                 Stop::CoreFull => self.wait_for_core().await?,
@@ -363,7 +366,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         while let Some(input) = self.unsent.pop_front() {
             tokio::select! {
                 biased;
-                reason = self.disconnect.as_mut() => return Err(self.leave(&reason)),
+                reason = self.disconnect.as_mut() => return Err(self.leave(&reason).await),
                 permit = self.shared.core.reserve() => permit.map_err(|_| Closed)?.send(input),
             }
         }
@@ -380,7 +383,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
 
     fn receive(&mut self, outgoing: &Outgoing) {
         // A close by an operator may answer no command.
-        if !matches!(outgoing, Outgoing::Push(_))
+        if !matches!(outgoing, Outgoing::Push(_) | Outgoing::Loss(_))
             && let Some(bytes) = self.unanswered.pop_front()
         {
             self.answered += 1;
@@ -431,8 +434,8 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         })
         .await;
         match wakeup {
-            Wakeup::Disconnected(reason) => Err(self.leave(&reason)),
-            Wakeup::CoreEnded => Err(self.leave(&Disconnect::Shutdown)),
+            Wakeup::Disconnected(reason) => Err(self.leave(&reason).await),
+            Wakeup::CoreEnded => Err(self.leave(&Disconnect::Shutdown).await),
             Wakeup::Outgoing(outgoing) => {
                 self.receive(&outgoing);
                 Ok(())
@@ -454,14 +457,25 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         }
     }
 
-    /// Ends the connection. On shutdown it first writes the core's last replies as far as the client accepts them.
-    fn leave(&mut self, reason: &Disconnect) -> Closed {
+    /// Ends the connection. On shutdown it first writes the core's last replies, as far as the client accepts them in time.
+    async fn leave(&mut self, reason: &Disconnect) -> Closed {
         if matches!(reason, Disconnect::Shutdown) {
-            self.collect();
             // The connection closes either way.
-            drop(self.output.flush(self.stream, &mut self.share));
+            drop(Box::pin(tokio::time::timeout(LAST_WRITES, self.write_rest())).await);
         }
         Closed
+    }
+
+    async fn write_rest(&mut self) -> io::Result<()> {
+        loop {
+            self.collect();
+            self.output.flush(self.stream, &mut self.share)?;
+            if !self.output.is_empty() {
+                self.stream.writable().await?;
+            } else if self.output_ended || self.replies.is_empty() {
+                return Ok(());
+            }
+        }
     }
 }
 

@@ -44,7 +44,9 @@ impl WriteBuffer {
                 self.protocol = *protocol;
                 encode(frame, self.protocol, &mut self.bytes);
             }
-            Outgoing::Push(items) => encode_push(items, self.protocol, &mut self.bytes),
+            Outgoing::Push(items) | Outgoing::Loss(items) => {
+                encode_push(items, self.protocol, &mut self.bytes);
+            }
             Outgoing::Close => {}
         }
         // A connection whose client reads has no backlog, and costs the others nothing.

@@ -28,7 +28,9 @@ impl Simulation {
     ) -> Verdict {
         self.log(|| format!("host {host} worker {id:?} reads {}", brief(&outgoing)));
         match outgoing {
-            Outgoing::Push(frames) => self.read_push(host, id, came, &frames),
+            Outgoing::Push(frames) | Outgoing::Loss(frames) => {
+                self.read_push(host, id, came, &frames)
+            }
             Outgoing::Reply(frame) => self.read_reply(host, id, came, &frame),
             other => Err(format!("{id:?} was sent {other:?}")),
         }
@@ -293,7 +295,9 @@ impl Simulation {
 fn brief(outgoing: &Outgoing) -> String {
     match outgoing {
         Outgoing::Reply(reply) => brief_frame(reply),
-        Outgoing::Push(frames) => format!("push: {}", brief_frames(frames)),
+        Outgoing::Push(frames) | Outgoing::Loss(frames) => {
+            format!("push: {}", brief_frames(frames))
+        }
         other => format!("{other:?}"),
     }
 }

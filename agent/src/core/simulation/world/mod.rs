@@ -423,7 +423,7 @@ impl<S: Scenario> World<S> {
         own.into_iter()
             .map(|(.., outgoing)| match outgoing {
                 Outgoing::Reply(frame) => frame,
-                Outgoing::Push(frames) => Frame::Array(frames),
+                Outgoing::Push(frames) | Outgoing::Loss(frames) => Frame::Array(frames),
                 other => panic!("unexpected {other:?}"),
             })
             .collect()

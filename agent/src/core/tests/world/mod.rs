@@ -503,7 +503,7 @@ impl World {
         own.into_iter()
             .map(|(_, outgoing)| match outgoing {
                 Outgoing::Reply(frame) => frame,
-                Outgoing::Push(frames) => Frame::Array(frames),
+                Outgoing::Push(frames) | Outgoing::Loss(frames) => Frame::Array(frames),
                 other => panic!("unexpected {other:?}"),
             })
             .collect()
