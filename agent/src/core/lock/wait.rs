@@ -168,8 +168,9 @@ impl Core {
                 self.answer(waiter.reply_to, reply);
             }
         }
-        if waiter.attempt.is_none() && waiter.kind != Kind::Fair {
-            // Everything it asked was answered, and has left nothing.
+        let is_settled = waiter.attempt.is_none() && !self.ops.concerns(waiter.number);
+        if is_settled && waiter.kind != Kind::Fair {
+            // Everything it asked was answered, and has left nothing. No hand-over to it is in flight.
             self.journal_gone(waiter.number);
         }
         self.abandon_attempt(&waiter, front);

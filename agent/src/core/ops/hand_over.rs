@@ -131,6 +131,7 @@ impl Core {
                 return self.poll_queue(&name);
             }
             HandOverOutcome::Released => {
+                self.forget_successor(to);
                 self.confirm(from, None);
                 // A message that arrived meanwhile found this script in flight and was ignored.
                 self.ask_again_if_fair(to);
@@ -140,9 +141,17 @@ impl Core {
             HandOverOutcome::Missing | HandOverOutcome::WrongType => from.lost(op, End::Missing),
             HandOverOutcome::Stolen => from.lost(op, End::Stolen),
         };
+        self.forget_successor(to);
         self.confirm(from, lost);
         self.ask_again_if_fair(to);
         self.poll_queue(&name);
+    }
+
+    /// Records that Redis does not have the number of a waiter that did not get the lock and has left meanwhile.
+    fn forget_successor(&mut self, to: &Attempt) {
+        if !self.locks.is_wanted(to.number) && to.kind != Kind::Fair {
+            self.journal_gone(to.number);
+        }
     }
 
     /// Counts a hand-over of this lock.
@@ -168,6 +177,8 @@ impl Core {
             // An earlier copy may have handed it over after all.
             self.renumber(to.waiter);
             self.undo(&to.name, to.kind, to.number, to.lease);
+        } else {
+            self.forget_successor(to);
         }
         self.ask_again_if_fair(to);
         self.release(from.clone());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::grace::{GRACE, NEXT};
-use super::world::{Disk, World, short};
+use super::world::{Disk, Network, World, short};
 use crate::protocol::command::Command;
 use crate::protocol::resp::Frame;
 
@@ -46,6 +46,32 @@ fn a_release_is_sent_to_redis_after_the_journal_has_it() {
         let (_, holds) = world.resumed(b);
         assert_eq!(holds, ["x lock 1"], "the hold is as before");
         assert!(world.events(b).is_empty(), "nothing is lost");
+    }
+}
+
+#[test]
+fn a_number_in_a_hand_over_stays_in_the_journal_although_its_waiter_leaves() {
+    for lost in [false, true] {
+        let mut world = World::new();
+        let a = world.open();
+        let (b, _) = world.graced();
+        world.lock(a, "x");
+        world.lock(b, "x");
+        if lost {
+            world.redis.clear();
+        }
+        world.network = Network::Slow(500);
+        world.unlock(a, "x");
+        world.close(b);
+        if lost {
+            world.pass(Duration::from_secs(1));
+            assert!(world.past.orphans.is_empty(), "it is not in Redis: {:?}", world.past.orphans);
+            continue;
+        }
+        assert_eq!(world.holders("x").len(), 1, "Redis has it");
+        world.network = Network::Good;
+        world.kill_and_restart(Duration::from_secs(1));
+        assert!(world.holders("x").is_empty(), "the next agent removes it");
     }
 }
 
@@ -106,6 +132,31 @@ fn a_grant_that_cannot_be_journalled_is_undone() {
 }
 
 #[test]
+fn the_old_secret_stays_valid_if_the_new_one_cannot_be_journalled() {
+    let mut world = World::new();
+    let (a, mut ticket) = world.graced();
+    world.lock(a, "x");
+    world.disk = Disk::Full;
+    for secret in [NEXT, [3; 16], [4; 16]] {
+        world.kill_and_restart(Duration::from_secs(1));
+        let b = world.open_as(0, secret);
+        world.resume(b, &ticket);
+        let (new, holds) = world.resumed(b);
+        assert_eq!(holds, ["x lock 1"]);
+        // Another command shows that the worker has received the reply.
+        world.command(b, Command::Holds);
+        ticket = new;
+    }
+    world.disk = Disk::Good;
+    world.kill_and_restart(Duration::from_secs(1));
+    let b = world.open_as(0, [5; 16]);
+    world.resume(b, &ticket);
+    let (new, holds) = world.resumed(b);
+    assert_eq!(holds, ["x lock 1"]);
+    assert_ne!(new, ticket, "it can be recorded again");
+}
+
+#[test]
 fn a_session_that_disconnects_before_its_grace_is_refused_ends() {
     for delay in [Duration::ZERO, Duration::from_secs(100)] {
         let mut world = World::new();
@@ -131,31 +182,6 @@ fn a_session_that_disconnects_before_its_grace_is_refused_ends() {
             world.pass(Duration::from_millis(200));
         }
         // After a release in Redis the next waiter lets waiters of other agents try first.
-#[test]
-fn the_old_secret_stays_valid_if_the_new_one_cannot_be_journalled() {
-    let mut world = World::new();
-    let (a, mut ticket) = world.graced();
-    world.lock(a, "x");
-    world.disk = Disk::Full;
-    for secret in [NEXT, [3; 16], [4; 16]] {
-        world.kill_and_restart(Duration::from_secs(1));
-        let b = world.open_as(0, secret);
-        world.resume(b, &ticket);
-        let (new, holds) = world.resumed(b);
-        assert_eq!(holds, ["x lock 1"]);
-        // Another command shows that the worker has received the reply.
-        world.command(b, Command::Holds);
-        ticket = new;
-    }
-    world.disk = Disk::Good;
-    world.kill_and_restart(Duration::from_secs(1));
-    let b = world.open_as(0, [5; 16]);
-    world.resume(b, &ticket);
-    let (new, holds) = world.resumed(b);
-    assert_eq!(holds, ["x lock 1"]);
-    assert_ne!(new, ticket, "it can be recorded again");
-}
-
         world.pass(Duration::from_millis(10));
         assert_eq!(world.reply(next), "held 1");
         world.unlock(next, "x");
