@@ -311,7 +311,10 @@ async fn a_waiter_removes_the_waiters_of_a_vanished_agent_ahead_of_it() -> Resul
     let mut waiter = bench.fair_waiter_of_session(51).await?;
     waiter.reply().await?.ok()?;
     let took = begun.elapsed();
-    assert!((4..20).contains(&took.as_secs()), "{took:?}: checked twice, and long before the hour");
+    assert!(
+        (30..90).contains(&took.as_secs()),
+        "{took:?}: missed for long, and long before the hour"
+    );
     let log = bench.agent.process().log();
     assert!(log.contains("removed the waiters of a vanished agent"), "{log}");
     Ok(())

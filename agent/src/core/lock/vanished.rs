@@ -1,4 +1,6 @@
 //! The agents ahead of fair waiters, and the time since which their entries in Redis have been missing.
+//!
+//! An evicted entry is missing until its agent publishes it again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,13 +9,17 @@ use redisson::{ClientId, Moment};
 
 /// The time between two checks of an agent; fair waiters try again every five seconds.
 const PAUSE: Duration = Duration::from_secs(4);
+/// The time for which an entry must be missing: longer than a living agent takes to publish it again, which it does at least
+/// every twenty seconds if Redis answers.
+const ABSENCE: Duration = Duration::from_secs(30);
 /// The time after which an agent that was not checked again is forgotten.
 const RETENTION: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy)]
 struct Check {
     at: Moment,
-    missing: bool,
+    /// The first of the consecutive checks that missed the entry.
+    missing_since: Option<Moment>,
 }
 
 #[derive(Debug, Default)]
@@ -26,19 +32,21 @@ impl VanishedAgents {
         if self.0.get(&agent).is_some_and(|check| now.since(check.at) < PAUSE) {
             return false;
         }
-        self.0.entry(agent).or_insert(Check { at: now, missing: false }).at = now;
+        self.0.entry(agent).or_insert(Check { at: now, missing_since: None }).at = now;
         true
     }
 
-    /// Applies a check. Returns whether the agent's entry was also missing in the previous check.
+    /// Applies a check. Returns whether the agent's entry has been missing in all checks for [`ABSENCE`].
     pub(in crate::core) fn on_checked(
         &mut self,
         agent: ClientId,
         missing: bool,
         now: Moment,
     ) -> bool {
-        let before = self.0.insert(agent, Check { at: now, missing });
-        missing && before.is_some_and(|check| check.missing)
+        let before = self.0.get(&agent).and_then(|check| check.missing_since);
+        let missing_since = missing.then(|| before.unwrap_or(now));
+        self.0.insert(agent, Check { at: now, missing_since });
+        missing_since.is_some_and(|since| now.since(since) >= ABSENCE)
     }
 }
 
@@ -47,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_has_vanished_if_two_consecutive_checks_miss_its_entry() {
+    fn an_agent_has_vanished_if_all_checks_of_half_a_minute_miss_its_entry() {
         let agent = ClientId::from_random([1; 16]);
         let mut agents = VanishedAgents::default();
         let mut check = |seconds: u64, missing| {
@@ -57,8 +65,13 @@ mod tests {
         assert_eq!(check(0, true), Some(false));
         assert_eq!(check(3, true), None, "too early to check again");
         assert_eq!(check(5, false), Some(false));
-        assert_eq!(check(10, true), Some(false));
-        assert_eq!(check(15, true), Some(true));
-        assert_eq!(check(80, true), Some(false), "the previous check is too old");
+        for seconds in (10..40).step_by(5) {
+            assert_eq!(check(seconds, true), Some(false), "{seconds} s");
+        }
+        assert_eq!(check(40, true), Some(true));
+        assert_eq!(check(45, false), Some(false), "it is there again");
+        assert_eq!(check(50, true), Some(false));
+        assert_eq!(check(115, true), Some(false), "the previous check is too old");
+        assert_eq!(check(145, true), Some(true));
     }
 }
