@@ -38,11 +38,11 @@ impl Metrics {
     /// Removes the gauges of a server that is no longer in use. Its counters stay for later scrapes until [`MAX_GONE`] more
     /// servers are gone.
     pub(crate) fn server_gone(&self, node: &str) {
+        let mut gone = lock(&self.gone_servers);
         // A server that was never connected lacks some of them.
         self.redis_up.remove_label_values(&[node]).ok();
         self.redis_evicts.remove_label_values(&[node]).ok();
         self.replicas_acknowledged.remove_label_values(&[node]).ok();
-        let mut gone = lock(&self.gone_servers);
         gone.push_back(node.to_owned());
         let oldest = if gone.len() > MAX_GONE { gone.pop_front() } else { None };
         drop(gone);
@@ -91,8 +91,12 @@ impl Metrics {
         self.replicas_acknowledged.with_label_values(&[node]).set(0);
     }
 
-    /// Counts a batch of scripts that replicas had to confirm, and records how many did.
+    /// Counts a batch of scripts that replicas had to confirm, and records how many did, unless the server is gone.
     pub(crate) fn on_replica_batch(&self, node: &str, batch: &str, outcome: &str, replicas: u32) {
+        let gone = lock(&self.gone_servers);
+        if gone.iter().any(|gone| gone == node) {
+            return;
+        }
         self.replica_batches.with_label_values(&[node, batch, outcome]).inc();
         self.replicas_acknowledged.with_label_values(&[node]).set(i64::from(replicas));
     }
@@ -125,6 +129,8 @@ mod tests {
         metrics.server_gone(&address(0));
         let counters = exported(&address(0));
         assert!(counters > 5 && counters < in_use, "{counters} of {in_use}");
+        metrics.on_replica_batch(&address(0), "grants", "confirmed", 1);
+        assert_eq!(exported(&address(0)), counters, "a late answer restores no gauge");
         serve(0);
         for number in 1..=MAX_GONE {
             serve(number);
