@@ -24,7 +24,8 @@ use crate::policy::Policy;
 use crate::server::socket;
 
 use parsers::{
-    cluster_messages, deployment, frozen, host_name, lease, lock_delay, node_timeout, octal, poll,
+    cluster_messages, deployment, drain_timeout, frozen, host_name, lease, lock_delay,
+    node_timeout, octal, poll,
 };
 
 /// The most servers of red locks; more would make each attempt too expensive.
@@ -129,7 +130,7 @@ struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "500ms")]
     lost_margin: HumanDuration,
     /// Time for workers to finish when the agent shuts down
-    #[arg(long, value_name = "DURATION", default_value = "25s")]
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = drain_timeout)]
     drain_timeout: HumanDuration,
     /// Maximum grace period that a session may request for its holds after a disconnect (SESSION GRACE); 0s disables
     /// grace

@@ -52,6 +52,10 @@ pub(super) fn octal(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "expected permissions in octal digits, such as 0660".to_owned())
 }
 
+pub(super) fn drain_timeout(text: &str) -> Result<HumanDuration, String> {
+    within(text, Duration::ZERO, Lease::MAX, "expected 0s to a year")
+}
+
 pub(super) fn lease(text: &str) -> Result<HumanDuration, String> {
     within(text, MIN_LEASE, Lease::MAX, "expected 500ms to a year")
 }

@@ -119,6 +119,7 @@ fn errors_name_the_setting_and_the_expected_value() {
         (&["--grace", "5s"], ["--grace", "unexpected"]),
     ] {
         let error = load(args, &[]).unwrap_err();
+        (&["--drain-timeout", "18446744073709551615s"], ["--drain-timeout", "0s to a year"]),
         assert!(words.iter().all(|word| error.contains(word)), "{args:?}: {error}");
     }
 }
