@@ -14,8 +14,14 @@ use rustls::{
     WantsVerifier,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+
+/// The most threads that read certificates at a time. On a mount that hangs each would wait for good, and with one for each
+/// connection none would be left.
+const READERS: usize = 4;
+static READS: Semaphore = Semaphore::const_new(READERS);
 
 /// Makes ring the process's cryptography provider, unless one is installed. Programs call this first: libraries that use
 /// TLS by themselves panic without one.
@@ -43,9 +49,14 @@ pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     };
     // Built for each connection, so that renewed certificates are picked up. Reading them blocks.
     let ca_file = ca_file.map(Path::to_owned);
-    let config = tokio::task::spawn_blocking(move || match address {
-        None => client_config(ca_file.as_deref()),
-        Some(address) => config_for_either(ca_file.as_deref(), address),
+    // The thread returns the permit, even if the connection is given up before.
+    let permit = READS.acquire().await.map_err(io::Error::other)?;
+    let config = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        match address {
+            None => client_config(ca_file.as_deref()),
+            Some(address) => config_for_either(ca_file.as_deref(), address),
+        }
     });
     let config = config.await.map_err(io::Error::other)??;
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
@@ -170,4 +181,38 @@ fn system_roots() -> io::Result<RootCertStore> {
 
 fn invalid(reason: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_hangs_occupies_few_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca.pem");
+        // A pipe without a writer lets its reader wait.
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().max_blocking_threads(READERS + 1).build().unwrap();
+        let is_free = runtime.block_on(async {
+            for _ in 0..READERS * 2 {
+                let (stream, _server) = tokio::io::duplex(64);
+                let handshake = handshake(stream, ("localhost", None), Some(&path));
+                timeout(Duration::from_millis(10), handshake).await.unwrap_err();
+            }
+            let other = tokio::task::spawn_blocking(|| ());
+            timeout(Duration::from_secs(10), other).await.is_ok()
+        });
+        // Lets the readers end.
+        OpenOptions::new().write(true).open(&path).unwrap();
+        runtime.shutdown_background();
+        assert!(is_free, "no thread is left");
+    }
 }
