@@ -459,6 +459,14 @@ fn red_targets(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Target> {
             let twice = format!("{address} is given twice; the servers must be independent");
             mistakes.push(raw.mistake("redlock_url", twice));
         }
+        if let Deployment::Server(main) = &flags.redis_url
+            && (main.address(), main.db()) == (&address, target.db())
+        {
+            let shared = format!(
+                "{address} has the locks of other kinds in the same database (--redis-url): use another database there"
+            );
+            mistakes.push(raw.mistake("redlock_url", shared));
+        }
         addresses.insert(address);
         match target.validate() {
             Ok(target) => targets.push(target),

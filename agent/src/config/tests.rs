@@ -71,6 +71,18 @@ fn the_scheme_selects_a_cluster() {
 }
 
 #[test]
+fn red_locks_have_no_database_in_common_with_other_kinds() {
+    let with = |url| {
+        let red = ["redis://a", "redis://b", url].map(|url| ["--redlock-url", url]);
+        load(&[&["--redis-url", "redis://c/1"], red.as_flattened()].concat(), &[])
+    };
+    let error = with("redis://c/1").unwrap_err();
+    assert!(error.contains("--redlock-url") && error.contains("another database"), "{error}");
+    assert_eq!(with("redis://c/2").unwrap().red.len(), 3);
+    assert_eq!(with("redis://c:6380/1").unwrap().red.len(), 3);
+}
+
+#[test]
 fn a_short_lease_shortens_the_response_timeout() {
     let response_timeout = |lease| load(&["--lease", lease], &[]).unwrap().core.response_timeout;
     assert_eq!(response_timeout("3s"), Duration::from_millis(200));
@@ -107,6 +119,7 @@ fn errors_name_the_setting_and_the_expected_value() {
         (&["--redis-password-file", "/no/such"], ["--redis-password-file", "cannot read"]),
         (&["--group", "a=$1"], ["--group", "bad group"]),
         (&["--poll-max", "0s"], ["--poll-max", "expected 10ms"]),
+        (&["--drain-timeout", "18446744073709551615s"], ["--drain-timeout", "0s to a year"]),
         (&["--redlock-url", "redis://a"], ["--redlock-url", "odd number"]),
         (&["--redlock-password-file", "/no/such"], ["--redlock-password-file", "cannot read"]),
         (&["--node-timeout", "5s"], ["--node-timeout", "1ms to 2s"]),
@@ -119,7 +132,6 @@ fn errors_name_the_setting_and_the_expected_value() {
         (&["--grace", "5s"], ["--grace", "unexpected"]),
     ] {
         let error = load(args, &[]).unwrap_err();
-        (&["--drain-timeout", "18446744073709551615s"], ["--drain-timeout", "0s to a year"]),
         assert!(words.iter().all(|word| error.contains(word)), "{args:?}: {error}");
     }
 }
