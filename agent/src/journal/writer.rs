@@ -13,7 +13,7 @@ use super::record::Record;
 /// The most bytes that may wait for the current write. If there are more, the next write replaces the file.
 const MAX_QUEUED: usize = 16 << 20;
 
-/// The delay before a failed write is retried, unless new records come first.
+/// The delay before a failed write is retried. Records that come meanwhile fail too: each retry writes the complete state.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The time limit of a write. A longer write counts as failed, as does every record that arrives before it ends.
@@ -44,8 +44,10 @@ pub struct Writer {
     patience: Duration,
     /// The instant at which the current write has taken too long.
     stalled_at: Instant,
-    /// The number of the last record that counts as failed because a write takes too long.
+    /// The number of the last record that counts as failed because a write takes too long, or has failed.
     refused: u64,
+    /// The reason of the last failure.
+    failure: String,
     queued: Vec<u8>,
     pushed: u64,
     rewrite_at: Option<Instant>,
@@ -62,6 +64,7 @@ impl Writer {
             patience: PATIENCE,
             stalled_at: Instant::now(),
             refused: 0,
+            failure: String::new(),
             queued: Vec::new(),
             pushed: 0,
             rewrite_at: None,
@@ -79,11 +82,14 @@ impl Writer {
         }
     }
 
-    /// Starts writing the queued records unless a write is in progress. `snapshot` returns the records of the complete
+    /// Starts writing the queued records unless a write is in progress, or has just failed. `snapshot` returns the records of the complete
     /// state, for a write that replaces the file. Without records, checks from time to time that the file is in place.
     pub fn start<R: IntoIterator<Item = Record>>(&mut self, snapshot: impl FnOnce() -> R) {
         let now = Instant::now();
-        let retry = self.rewrite_at.is_some_and(|at| at <= now);
+        if self.is_retry_pending(now) {
+            return;
+        }
+        let retry = self.rewrite_at.is_some();
         let Some(mut file) = self.idle.take_if(|file| {
             !self.queued.is_empty() || retry || (self.check_at <= now && !file.needs_rewrite())
         }) else {
@@ -107,25 +113,38 @@ impl Writer {
         }));
     }
 
-    /// Waits for the current write to complete, to fail, or to take too long; forever if there is none. Cancel safe.
+    /// Returns whether the last write has failed, and it is too early for another.
+    fn is_retry_pending(&self, now: Instant) -> bool {
+        self.rewrite_at.is_some_and(|at| at > now)
+    }
+
+    /// Waits for the current write to complete, to fail, or to take too long. Records that came after a failed write fail at
+    /// once. Waits forever if there is nothing to report. Cancel safe.
     pub async fn written(&mut self) -> Outcome {
-        let Some(busy) = &mut self.busy else { return std::future::pending().await };
+        let Some(busy) = &mut self.busy else {
+            if self.pushed > self.refused && self.is_retry_pending(Instant::now()) {
+                return self.refuse(self.failure.clone());
+            }
+            return std::future::pending().await;
+        };
         tokio::select! {
             biased;
             done = busy => {
                 self.busy = None;
                 self.settle(done)
             }
-            () = tokio::time::sleep_until(self.stalled_at), if self.pushed > self.refused => self.refuse(),
+            () = tokio::time::sleep_until(self.stalled_at), if self.pushed > self.refused => {
+                let seconds = self.patience.as_secs();
+                self.refuse(format!("the disk has taken nothing for {seconds} s"))
+            }
         }
     }
 
-    /// Drops the records that wait for a slow write. Once that write has ended, the file is replaced.
-    fn refuse(&mut self) -> Outcome {
+    /// Drops the records that wait for a slow write or after a failed one. Then the file is replaced.
+    fn refuse(&mut self, error: String) -> Outcome {
         self.refused = self.pushed;
         self.queued.clear();
         self.rewrite_at.get_or_insert_with(Instant::now);
-        let error = format!("the disk has taken nothing for {} s", self.patience.as_secs());
         Outcome { upto: self.refused, error: Some(error) }
     }
 
@@ -146,7 +165,9 @@ impl Writer {
             // The runtime ends.
             Err(error) => Some(error.to_string()),
         };
-        if error.is_some() {
+        if let Some(error) = &error {
+            self.failure.clone_from(error);
+            self.refused = self.refused.max(self.writing);
             self.rewrite_at = Some(Instant::now() + RETRY_DELAY);
         }
         Outcome { upto: self.writing, error }
@@ -159,6 +180,9 @@ impl Writer {
         mut snapshot: impl FnMut() -> R,
     ) {
         let finishing = async {
+            if self.rewrite_at.is_some() {
+                self.rewrite_at = Some(Instant::now());
+            }
             loop {
                 self.start(&mut snapshot);
                 if self.busy.is_none() {
@@ -195,10 +219,18 @@ mod tests {
         let outcome = written(&mut writer).await;
         assert_eq!(outcome.upto, 1);
         assert!(outcome.error.is_some_and(|why| why.contains("panicked")));
-        writer.push(Record::Gone { number: 7 });
-        writer.start(|| [Record::Gone { number: 7 }]);
+        // A snapshot for each record would cost too much.
+        for number in [7, 8] {
+            writer.push(Record::Gone { number });
+            writer.start(|| -> Vec<Record> { unreachable!("it is too early") });
+            let outcome = written(&mut writer).await;
+            assert!(outcome.error.is_some_and(|why| why.contains("panicked")));
+        }
+        tokio::time::sleep_until(writer.rewrite_at.unwrap()).await;
+        writer.push(Record::Gone { number: 9 });
+        writer.start(|| [Record::Gone { number: 9 }]);
         let outcome = written(&mut writer).await;
-        assert_eq!((outcome.upto, outcome.error), (2, None));
+        assert_eq!((outcome.upto, outcome.error), (4, None));
         let written = std::fs::read_to_string(folder.path().join("journal")).unwrap();
         assert_eq!(written.lines().count(), 2, "the whole state: {written}");
     }
