@@ -81,7 +81,7 @@ impl Record {
             effects.push(Effect::Archive(Box::new(entry)));
         }
         self.clear(&over, now.steady(), effects);
-        self.clear_restored(now, effects);
+        self.clear_restored(now, context, effects);
         self.mark_acknowledged();
         for verdict in begun {
             self.event(now.steady(), source, LockEvent::Problem(verdict.problem), effects);
@@ -153,10 +153,12 @@ impl Record {
     }
 
     /// Ends problems of an earlier run that were not found again in time.
-    fn clear_restored(&mut self, now: Stamp, effects: &mut Vec<Effect>) {
+    fn clear_restored(&mut self, now: Stamp, context: ScopeContext, effects: &mut Vec<Effect>) {
         let limits = [self.rule.stuck_after, self.rule.starving_after];
         let slowest = limits.into_iter().flatten().fold(ORPHAN_GAP, Duration::max);
-        let time_is_up = now.received.since(self.known_since) > slowest + RESTORED_GRACE;
+        // Nothing can be found while the server cannot be read.
+        let began = context.readable_since.map_or(self.known_since, |it| it.max(self.known_since));
+        let time_is_up = now.received.since(began) > slowest + RESTORED_GRACE;
         let Some(cold) = self.cold.as_mut().filter(|cold| !cold.restored_problems.is_empty())
         else {
             return;

@@ -171,6 +171,22 @@ fn a_lock_that_was_stuck_is_stuck_again_once_its_renewals_are_seen() {
     let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Stuck, SteadyMillis(1_502_001));
     let entries = archived(&mut model);
     assert_eq!(entries.iter().filter(|entry| **entry == cleared).count(), 1, "{entries:?}");
+    // While the server cannot be read, nothing can be found again.
+    let mut model = stuck(400_000);
+    play(&mut model, 1, 505_000);
+    model.observe(MAIN, Observation::ServerDown);
+    let (since, steady) = (at(2_000_000), SteadyMillis(2_000_000));
+    let up = Observation::ServerUp { since, at: steady, run_id: None, cluster: false };
+    model.observe(MAIN, up);
+    for ms in (2_000_000..=2_030_000).step_by(5_000) {
+        read(&mut model, "a", ms, held(1, 1, renewed_ttl(ms)));
+    }
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(
+        (problems(&view), view.problems[0].since),
+        (vec![ProblemKind::Stuck], SteadyMillis(400_000))
+    );
+    assert!(!archived(&mut model).iter().any(|entry| matches!(entry, ArchiveEntry::Cleared(..))));
     // Another holder is stuck only after the limit.
     let mut model = stuck(400_000);
     assert_eq!(problems(&play(&mut model, 2, 700_000)), []);
