@@ -215,7 +215,7 @@ impl Model {
         self.ticked = self.ticked.max(now);
         for scope in self.scopes.iter().filter(|scope| scope.is_readable()) {
             for entry in scope.locks.awaited() {
-                let waiters = u32::try_from(entry.record.waiting_at_least()).unwrap_or(u32::MAX);
+                let waiters = u32::try_from(entry.record.waiter_count().0).unwrap_or(u32::MAX);
                 let waited = Count::Waiting(passed.saturating_mul(waiters));
                 self.totals.add(now, entry.record.id(), entry.record.group(), &waited);
             }

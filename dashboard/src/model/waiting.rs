@@ -85,8 +85,8 @@ pub struct Waiting {
     pub queue: Option<Queue>,
     waiters: Vec<Waiter>,
     pub subscribers: Option<Subscribers>,
-    /// True once the subscribers have been counted.
-    counted: bool,
+    /// The instant of the latest count of the subscribers.
+    counted: Option<Moment>,
     /// The instant of the latest count that was not zero.
     listened: Option<Moment>,
     agents: Vec<AtAgent>,
@@ -118,10 +118,14 @@ impl Waiting {
             || self.waiters().next().is_some()
     }
 
-    /// Returns the minimum number of waiters.
+    /// Returns the minimum number of waiters. `held_since` returns the instant since which a client holds the lock, if it
+    /// does: an agent does not listen for a lock that it holds.
     #[must_use]
-    pub fn at_least(&self) -> u64 {
-        let known = self.at_agents().saturating_add(self.elsewhere());
+    pub fn at_least(&self, held_since: impl Fn(&ClientId) -> Option<Moment>) -> u64 {
+        // At the latest count, an agent that has held the lock for less time may still have listened.
+        let listens =
+            |agent: &ClientId| held_since(agent).is_none_or(|at| Some(at) >= self.counted);
+        let known = self.at_agents().saturating_add(self.elsewhere(listens));
         match &self.queue {
             // Only the first waiters of a long queue are known by name.
             Some(queue) if !queue.is_fully_read() => {
@@ -141,24 +145,29 @@ impl Waiting {
         self.agents.iter().fold(0, |sum, at| at.count.saturating_add(sum))
     }
 
-    /// Returns the minimum number of waiters that are not at one of these agents. An agent listens at most once for all
+    /// Returns the minimum number of waiters that are not at one of these agents. An agent that listens does so once for all
     /// of its waiters.
-    fn elsewhere(&self) -> u64 {
+    fn elsewhere(&self, listens: impl Fn(&ClientId) -> bool) -> u64 {
         let elsewhere = |waiter: &&Waiter| {
             waiter.is_live() && !self.agents.iter().any(|at| at.agent == waiter.id.client)
         };
         let named = u64::try_from(self.waiters().filter(elsewhere).count()).unwrap_or(u64::MAX);
-        let agents = u64::try_from(self.agents.len()).unwrap_or(u64::MAX);
+        let agents = self.agents.iter().filter(|at| listens(&at.agent)).count();
+        let agents = u64::try_from(agents).unwrap_or(u64::MAX);
         let listening = self.subscribers.map_or(0, |subscribers| subscribers.count);
         named.max(listening.saturating_sub(agents))
     }
 
     /// Returns whether [`Self::at_least`] is the number of waiters: each is in the queue, or at an agent that publishes it.
+    /// `holds` returns whether a client holds the lock.
     #[must_use]
-    pub fn is_exact(&self) -> bool {
+    pub fn is_exact(&self, holds: impl Fn(&ClientId) -> bool) -> bool {
         match &self.queue {
             Some(queue) => queue.is_fully_read(),
-            None => self.counted && !self.agents.is_empty() && self.elsewhere() == 0,
+            None => {
+                let counted = self.counted.is_some() && !self.agents.is_empty();
+                counted && self.elsewhere(|agent| !holds(agent)) == 0
+            }
         }
     }
 
@@ -366,7 +375,7 @@ impl Waiting {
     #[must_use]
     pub fn signs_of(&self, waiter: &Waiter) -> (Option<Moment>, Option<Duration>) {
         match waiter.source {
-            Source::Monitor if self.counted => (self.listened, Some(Duration::MAX)),
+            Source::Monitor if self.counted.is_some() => (self.listened, Some(Duration::MAX)),
             Source::Monitor => (None, Some(RETRY_WINDOW)),
             _ => (None, None),
         }
@@ -389,8 +398,8 @@ impl Waiting {
     /// Applies a count of the channel's subscribers. If there are none, waiters that only their attempts have shown are
     /// gone unless they keep trying. Returns true if anything changed.
     pub fn count(&mut self, count: u64, at: Time) -> bool {
-        let before = (self.counted, self.subscribers.map_or(0, |subscribers| subscribers.count));
-        self.counted = true;
+        let known = self.counted.replace(at.moment()).is_some();
+        let before = (known, self.subscribers.map_or(0, |subscribers| subscribers.count));
         self.listened = (count > 0).then(|| at.moment()).or(self.listened);
         if count == 0 {
             let over = self.waiters.extract_if(.., |waiter| {
@@ -527,27 +536,36 @@ mod tests {
                 .collect();
             waiting.agent(agent(n), count, &first, at)
         };
+        let counts = |waiting: &Waiting| (waiting.at_least(|_| None), waiting.is_exact(|_| false));
         assert!(tell(&mut waiting, 1, 10, &[1, 2]));
-        assert_eq!((waiting.at_least(), waiting.is_exact()), (10, false), "others may listen");
+        assert_eq!(counts(&waiting), (10, false), "others may listen");
         assert!(waiting.count(0, at));
-        assert_eq!((waiting.at_least(), waiting.is_exact()), (10, true));
+        assert_eq!(counts(&waiting), (10, true));
         let one = *waiting.waiters().next().unwrap();
         assert_eq!((one.since.at, one.from), (SteadyMillis(5_000), Moment::from_micros(5_000_000)));
         assert!(!tell(&mut waiting, 1, 10, &[1, 2]), "nothing new");
         // The first subscriber is the agent's connection, and the others belong to other clients.
         waiting.count(1, at);
-        assert_eq!((waiting.at_least(), waiting.is_exact()), (10, true));
+        assert_eq!(counts(&waiting), (10, true));
         waiting.count(3, at);
-        assert_eq!((waiting.at_least(), waiting.is_exact()), (12, false));
+        assert_eq!(counts(&waiting), (12, false));
         tell(&mut waiting, 2, 5, &[7]);
-        assert_eq!((waiting.at_least(), waiting.is_exact()), (16, false));
+        assert_eq!(counts(&waiting), (16, false));
         waiting.count(2, at);
-        assert_eq!((waiting.at_least(), waiting.is_exact()), (15, true));
+        assert_eq!(counts(&waiting), (15, true));
+        // An agent that holds the lock does not listen, so one of the two subscribers is another client.
+        let held_since = |ms: u64| {
+            let since =
+                move |id: &ClientId| (*id == agent(1)).then(|| Moment::from_micros(ms * 1_000));
+            (waiting.at_least(since), waiting.is_exact(|id| since(id).is_some()))
+        };
+        assert_eq!(held_since(8_999), (16, false));
+        assert_eq!(held_since(9_000), (15, false), "it may have listened when they were counted");
         // MONITOR shows a thread that does not use an agent.
         for _ in 0..2 {
             waiting.attempt(id(4), at, true, None);
         }
-        assert_eq!((waiting.at_least(), waiting.is_exact()), (16, false));
+        assert_eq!(counts(&waiting), (16, false));
         waiting.remove_source(Source::Monitor);
         assert!(tell(&mut waiting, 1, 0, &[]) && tell(&mut waiting, 2, 0, &[]));
         waiting.count(0, at);
@@ -555,7 +573,7 @@ mod tests {
         for n in 0..=255 {
             tell(&mut waiting, n, u64::MAX, &[0, 1, 2, 3]);
         }
-        assert!(waiting.waiters().count() <= MAX_WAITERS && waiting.at_least() == u64::MAX);
+        assert!(waiting.waiters().count() <= MAX_WAITERS && counts(&waiting).0 == u64::MAX);
     }
 
     #[test]

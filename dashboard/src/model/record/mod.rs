@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::shape::Holder;
-use redisson::{HolderId, LockName, Moment};
+use redisson::{ClientId, HolderId, LockName, Moment};
 use thin_vec::ThinVec;
 
 use crate::clock::{SteadyMillis, Time, millis};
@@ -374,10 +374,16 @@ impl Record {
         self.holds.iter().map(|hold| hold.id.thread)
     }
 
-    /// Returns the least number of its waiters.
+    /// Returns the least number of its waiters, and whether that is their number.
     #[must_use]
-    pub fn waiting_at_least(&self) -> u64 {
-        self.cold.as_ref().map_or(0, |cold| cold.waiting.at_least())
+    pub fn waiter_count(&self) -> (u64, bool) {
+        let Some(cold) = &self.cold else { return (0, false) };
+        let held_since = |client: &ClientId| {
+            let holds = self.holds.iter().filter(|hold| hold.id.client == *client);
+            holds.map(|hold| hold.from).min().filter(|_| !self.is_released())
+        };
+        let exact = cold.waiting.is_exact(|client| held_since(client).is_some());
+        (cold.waiting.at_least(held_since), exact)
     }
 
     #[must_use]
@@ -586,12 +592,13 @@ impl Record {
         }
         self.confirm();
         self.add_source(Source::Subscribers);
+        let before = self.waiter_count();
         let waiting = &mut self.cold().waiting;
         let changed = waiting.count(count, at);
         for waiter in waiting.take_given_up() {
             self.waited(waiter, None, Source::Subscribers, effects);
         }
-        self.dirty |= changed;
+        self.dirty |= changed || before != self.waiter_count();
         self.drop_empty_cold_state();
     }
 

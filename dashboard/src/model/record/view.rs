@@ -79,7 +79,8 @@ impl Record {
                 client: self.client(&hold.id, clients).map(Box::new),
             })
             .collect();
-        let waiting = WaitingView::new(self.cold.as_deref(), |id| self.client(id, clients));
+        let count = self.waiter_count();
+        let waiting = WaitingView::new(self.cold.as_deref(), count, |id| self.client(id, clients));
         let state = match (self.is_current(readable_since), self.is_held()) {
             (false, _) => State::Unknown,
             (true, true) => State::Held,
@@ -168,15 +169,14 @@ struct WaitingView {
 }
 
 impl WaitingView {
-    /// `client` returns the process behind a waiter.
-    fn new(cold: Option<&ColdState>, client: impl Fn(&HolderId) -> Option<ClientView>) -> Self {
-        let mut shown = Self {
-            queued: false,
-            waiters: ThinVec::new(),
-            count: 0,
-            exact: false,
-            queue: ThinVec::new(),
-        };
+    /// `count` is the least number of waiters, and whether that is their number. `client` returns the process behind one.
+    fn new(
+        cold: Option<&ColdState>,
+        (count, exact): (u64, bool),
+        client: impl Fn(&HolderId) -> Option<ClientView>,
+    ) -> Self {
+        let mut shown =
+            Self { queued: false, waiters: ThinVec::new(), count, exact, queue: ThinVec::new() };
         let Some(waiting) = cold.map(|cold| &cold.waiting) else { return shown };
         let live = waiting.waiters().filter(|waiter| waiter.is_live());
         shown.waiters = live
@@ -187,9 +187,6 @@ impl WaitingView {
                 client: client(&waiter.id).map(Box::new),
             })
             .collect();
-        shown.count = waiting.at_least();
-        // Each waiter of a fair lock has a separate entry.
-        shown.exact = waiting.is_exact();
         if let Some(queue) = &waiting.queue {
             shown.queued = queue.len > 0;
             let waiter = |id| waiting.waiters().find(|waiter| waiter.id == id);
