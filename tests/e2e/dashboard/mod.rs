@@ -23,6 +23,7 @@ mod problems;
 mod refusals;
 mod replica;
 mod sentinel;
+mod signing;
 mod stream;
 mod trace;
 mod watchdog;
