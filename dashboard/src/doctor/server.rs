@@ -181,9 +181,11 @@ impl ServerState {
             return None;
         }
         let limit = self.number("maxmemory").filter(|limit| *limit > 0)?;
-        let used = self.number("used_memory").filter(|used| *used > limit)?;
-        Some(format!(
-            "{} are in use, and maxmemory is {}: the server refuses new locks (OOM), and releases by Redisson. Agents renew and release their locks.",
+        // The server leaves out the buffers of its replicas, too.
+        let buffers = self.number("mem_not_counted_for_evict").unwrap_or(0);
+        let used = self.number("used_memory")?.saturating_sub(buffers);
+        (used > limit).then(|| format!(
+            "{} are in use, and maxmemory is {}: the server refuses new locks and the releases of Redisson (OOM). Agents renew and release their locks.",
             bytes(used),
             bytes(limit)
         ))

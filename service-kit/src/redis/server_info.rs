@@ -35,7 +35,8 @@ pub struct ServerInfo {
     pub maxmemory_policy: Option<String>,
     /// The memory limit in bytes; 0 is no limit.
     pub maxmemory: Option<u64>,
-    /// Set for a server that refuses commands that need memory (`OOM`): its memory is full, and it evicts no keys.
+    /// Set for a server that refuses commands that need memory (`OOM`), or did so in the last minute: its memory is full,
+    /// and it evicts no keys.
     pub full: bool,
     /// Set for a node of a cluster.
     pub cluster: bool,
@@ -64,12 +65,6 @@ impl ServerInfo {
 
     /// Parses the text of any sections of INFO.
     pub(crate) fn from_info(text: &str) -> Self {
-        Self::from_later_info(text, false)
-    }
-
-    /// Parses a later text of the same server, which was full before or not. A full server counts as full until a
-    /// twentieth of its memory is free: at its limit, it refuses some commands and executes others.
-    pub(crate) fn from_later_info(text: &str, was_full: bool) -> Self {
         let fields: HashMap<&str, &str> =
             text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
         let field = |name: &str| fields.get(name).map(|value| (*value).to_owned());
@@ -80,7 +75,6 @@ impl ServerInfo {
             .map(|used| used.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0)));
         let limit = maxmemory
             .filter(|limit| *limit > 0 && fields.get("maxmemory_policy") == Some(&"noeviction"));
-        let limit = limit.map(|limit| if was_full { limit - limit / 20 } else { limit });
         Self {
             address: None,
             version: field("redis_version"),
@@ -142,17 +136,15 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_full_at_its_limit_until_a_twentieth_is_free() {
-        let is_full = |used: u64, others: &str, was_full| {
+    fn memory_is_full_above_a_limit_at_which_nothing_is_evicted() {
+        let is_full = |used: u64, others: &str| {
             let text = format!("used_memory:{used}\r\nmaxmemory:1000\r\n{others}");
-            ServerInfo::from_later_info(&text, was_full).full
+            ServerInfo::from_info(&text).full
         };
         let kept = "maxmemory_policy:noeviction\r\n";
-        assert!(is_full(1_001, kept, false) && !is_full(1_000, kept, false));
-        assert!(is_full(951, kept, true) && !is_full(950, kept, true));
-        let buffers = format!("{kept}mem_not_counted_for_evict:1\r\n");
-        assert!(!is_full(1_001, &buffers, false));
-        assert!(!is_full(2_000, "maxmemory_policy:volatile-lru\r\n", true));
+        assert!(is_full(1_001, kept) && !is_full(1_000, kept));
+        assert!(!is_full(1_001, &format!("{kept}mem_not_counted_for_evict:1\r\n")));
+        assert!(!is_full(2_000, "maxmemory_policy:volatile-lru\r\n"));
         let unlimited = format!("used_memory:1\r\nmaxmemory:0\r\n{kept}");
         assert!(!ServerInfo::from_info(&unlimited).full);
     }
