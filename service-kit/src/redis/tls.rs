@@ -50,7 +50,10 @@ pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     // Built for each connection, so that renewed certificates are picked up. Reading them blocks.
     let ca_file = ca_file.map(Path::to_owned);
     // The thread returns the permit, even if the connection is given up before.
-    let permit = READS.acquire().await.map_err(io::Error::other)?;
+    let permit = match ca_file {
+        Some(_) => Some(READS.acquire().await.map_err(io::Error::other)?),
+        None => None,
+    };
     let config = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         match address {
