@@ -243,7 +243,15 @@ impl Model {
         };
         let (read, unread): (Vec<&Wait>, Vec<&Wait>) = cycle.waits.iter().partition(is_readable);
         let lasts = |wait: &&Wait| waits.iter().any(|now| now.is_same(wait));
-        (!unread.is_empty() && read.iter().all(lasts)).then(|| Arc::clone(cycle))
+        let is_known = |wait: &&Wait| self.scopes[wait.lock.0].locks.contains(&wait.lock.1);
+        let may_last = !unread.is_empty()
+            && !cycle.is_limited()
+            && unread.iter().all(is_known)
+            && read.iter().all(lasts);
+        may_last.then(|| match cycle.unread {
+            true => Arc::clone(cycle),
+            false => Arc::new(Cycle { unread: true, ..Cycle::clone(cycle) }),
+        })
     }
 }
 

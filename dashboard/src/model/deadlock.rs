@@ -68,6 +68,8 @@ pub struct Cycle {
     pub waits: Vec<Wait>,
     /// The waits for display, which the model fills in because it knows the scopes.
     pub views: Arc<[WaitView]>,
+    /// True if one of the locks cannot be read now, so that its wait may have ended.
+    pub unread: bool,
 }
 
 impl Cycle {
@@ -99,7 +101,8 @@ impl Cycle {
     /// Returns whether both are the same cycle, regardless of the observation times.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        self.waits.len() == other.waits.len()
+        self.unread == other.unread
+            && self.waits.len() == other.waits.len()
             && self.waits.iter().zip(&other.waits).all(|(one, other)| one.is_same(other))
     }
 }
@@ -155,7 +158,7 @@ fn cycle(mut waits: Vec<Wait>) -> Cycle {
     let first = waits.iter().enumerate().min_by_key(|(_, wait)| &wait.waiting);
     let first = first.map_or(0, |(i, _)| i);
     waits.rotate_left(first);
-    Cycle { waits, views: Arc::default() }
+    Cycle { waits, views: Arc::default(), unread: false }
 }
 
 #[cfg(test)]

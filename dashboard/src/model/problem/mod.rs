@@ -276,7 +276,7 @@ fn deadlock(case: &Case<'_>) -> Option<Verdict> {
     let cycle = case.cycle?;
     // The cycle closed with its youngest wait or hold, but only the first observation of the whole cycle is known.
     let since = case.now.steady();
-    Some(if cycle.is_limited() || cycle.is_claimed() {
+    Some(if cycle.is_limited() || cycle.is_claimed() || cycle.unread {
         Verdict::suspected(ProblemKind::Deadlock, since)
     } else {
         Verdict::certain(ProblemKind::Deadlock, since)

@@ -289,6 +289,7 @@ fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_or_a_claim_is_suspected() {
         let cycle = Cycle {
             waits: vec![wait(52, 9, none), wait(9, 52, either)],
             views: std::sync::Arc::default(),
+            unread: false,
         };
         let case = Case { cycle: Some(&cycle), ..renewed(&holders, 0, 20) };
         assert_eq!(only(&case), Some((ProblemKind::Deadlock, certainty)));

@@ -183,10 +183,12 @@ impl Record {
         Some(now.received.back_to(stuck.minus(millis(limit)).max(held)))
     }
 
-    /// Drops the finding of an earlier run that the lock was stuck, since another hold has begun.
-    pub(super) fn end_restored_stuck(&mut self, at: SteadyMillis, effects: &mut Vec<Effect>) {
+    /// Ends the problems that an earlier run found in the last hold, since another hold has begun.
+    pub(super) fn end_restored_of_hold(&mut self, at: SteadyMillis, effects: &mut Vec<Effect>) {
+        use ProblemKind::{Deadlock, Leaked, RenewalOverdue, Stuck};
         let Some(cold) = &mut self.cold else { return };
-        let over = cold.restored_problems.extract_if(.., |(it, _)| *it == ProblemKind::Stuck);
+        let is_over = |it| matches!(it, Deadlock | Leaked | RenewalOverdue | Stuck);
+        let over = cold.restored_problems.extract_if(.., |(it, _)| is_over(*it));
         let over: Vec<ProblemKind> = over.map(|(problem, _)| problem).collect();
         self.clear(&over, at, effects);
     }

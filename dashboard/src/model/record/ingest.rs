@@ -84,7 +84,7 @@ impl Record {
             self.archive_begun(effects);
         }
         if moved && !resumed {
-            self.end_restored_stuck(stamp.steady(), effects);
+            self.end_restored_of_hold(stamp.steady(), effects);
         }
         let mode = hash.mode.as_deref().map(Mode::new);
         self.dirty |= self.mode != mode;

@@ -206,24 +206,28 @@ fn a_deadlock_lasts_while_one_of_its_locks_cannot_be_read() {
     let mut model = two_databases();
     let deadlocked = |model: &mut Model, scope, lock: &str| {
         let view = shown_in(model, scope, lock).unwrap();
-        view.problems.iter().any(|problem| problem.problem == ProblemKind::Deadlock)
+        let found = view.problems.iter().find(|found| found.problem == ProblemKind::Deadlock);
+        found.map(|found| found.certainty)
     };
     for ms in [1_000, 2_000] {
         read_in(&mut model, MAIN, "a", ms, contended(1, &[2]));
         read_in(&mut model, OTHER, "b", ms, contended(2, &[1]));
     }
     model.tick(at(2_500));
-    assert!(deadlocked(&mut model, MAIN, "a") && deadlocked(&mut model, OTHER, "b"));
+    for (scope, lock) in [(MAIN, "a"), (OTHER, "b")] {
+        assert_eq!(deadlocked(&mut model, scope, lock), Some(Certainty::Certain));
+    }
     model.observe(OTHER, Observation::ServerDown);
     for ms in [3_000, 4_000] {
         read_in(&mut model, MAIN, "a", ms, contended(1, &[2]));
         model.tick(at(ms + 500));
-        assert!(deadlocked(&mut model, MAIN, "a"), "nothing shows its end");
+        let found = deadlocked(&mut model, MAIN, "a");
+        assert_eq!(found, Some(Certainty::Suspected), "nothing shows whether it goes on");
     }
     // Once the waiter has left, there is no deadlock, whatever the other server says.
     for ms in [5_000, 15_000] {
         read_in(&mut model, MAIN, "a", ms, contended(1, &[]));
         model.tick(at(ms + 500));
     }
-    assert!(!deadlocked(&mut model, MAIN, "a"));
+    assert_eq!(deadlocked(&mut model, MAIN, "a"), None);
 }
