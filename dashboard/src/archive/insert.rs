@@ -18,7 +18,7 @@ pub(super) fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Re
             let (deployment, db, name) = key(lock);
             to.prepare_cached(
                 "UPDATE hold SET how = 'forced' WHERE deployment = ?1 AND db = ?2 AND name = ?3
-                 AND holder = ?4 AND ended = ?5",
+                 AND holder = ?4 AND ended = max(began, ?5)",
             )?
             .execute(params![deployment, db, name, holder.text(), stored(*at)])
             .map(drop)
@@ -100,7 +100,7 @@ fn insert_end(to: &Transaction<'_>, lock: &LockId, past: &PastHold) -> rusqlite:
     }
     to.prepare_cached(
         "INSERT INTO hold (deployment, db, name, holder, began, exact, ended, how)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, max(?5, ?7), ?8)",
     )?
     .execute(params![deployment, db, name, holder, began, past.since.exact, ended, how])
     .map(drop)
@@ -138,6 +138,12 @@ fn insert_acknowledgement(
     let (deployment, db, name) = key(lock);
     let Acknowledgement { by, reason, at, until, .. } = acknowledgement;
     let (problem, at, until) = (problem.as_str(), stored(*at), stored(*until));
+    // The problem's beginning may have been lost.
+    to.prepare_cached(
+        "INSERT OR IGNORE INTO problem (deployment, db, name, problem, certainty, began)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )?
+    .execute(params![deployment, db, name, problem, Certainty::Certain.as_str(), at])?;
     to.prepare_cached(
         "INSERT OR REPLACE INTO acknowledged (deployment, db, name, problem, who, reason, at, until)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
