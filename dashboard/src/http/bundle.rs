@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
@@ -77,6 +77,10 @@ pub async fn bundle(
     let at = params.at.take();
     let at = non_blank(at.as_deref()).map(|at| instant("at", at, made_at)).transpose()?;
     let page = app.lock_page("", &params, None).await?;
+    if page.past.unreadable {
+        let why = "the holds of the lock cannot be read from the history; the log says why";
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why));
+    }
     let then = match at {
         Some(at) => {
             let id = page.id.clone();

@@ -131,7 +131,13 @@ impl App {
         let id = id.clone();
         let read = self.history(|archive| async move { archive.holds(id, from, end).await });
         let stored = match kept {
-            true => timeout(HISTORY_PATIENCE, read).await.ok().and_then(Result::ok),
+            true => match timeout(HISTORY_PATIENCE, read).await {
+                Ok(read) => read.ok(),
+                Err(_) => {
+                    tracing::error!(error = "no answer in time", "the history cannot be read");
+                    None
+                }
+            },
             false => None,
         };
         let unreadable = kept && stored.is_none();
@@ -145,7 +151,8 @@ impl App {
             // In a window that ends now, the lock itself has the current holds.
             None => window.at.is_some(),
         };
-        let holds = holds.into_iter().filter(is_shown).collect();
+        let holds =
+            holds.into_iter().filter(|hold| hold.since.at <= end && is_shown(hold)).collect();
         PastWindow { holds, kept, unreadable, ..window }
     }
 

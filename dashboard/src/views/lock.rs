@@ -351,6 +351,8 @@ impl Raw {
 struct Pictures {
     timeline: Option<Timeline>,
     durations: Option<Durations>,
+    /// True if the history cannot be read.
+    unreadable: bool,
 }
 
 impl HtmlSafe for Pictures {}
@@ -362,6 +364,7 @@ impl Pictures {
         Self {
             timeline: timeline(page, known(page), now),
             durations: Durations::new(window.holds.iter().filter_map(lasted).collect()),
+            unreadable: window.unreadable,
         }
     }
 }

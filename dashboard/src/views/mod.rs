@@ -206,7 +206,7 @@ pub struct PastWindow {
     pub millis: u64,
     /// The holds that ended in that time, newest first. Around an instant, it includes those that continued.
     pub holds: Vec<PastHoldView>,
-    /// True if there is a history, so that all holds are there. Otherwise only the latest are remembered.
+    /// True if there is a history with all holds. Otherwise only the latest are remembered.
     pub kept: bool,
     /// True if there is a history that cannot be read now, so that only the latest holds are shown.
     pub unreadable: bool,

@@ -201,5 +201,8 @@ async fn the_page_of_a_lock_does_not_need_the_history() {
     assert_eq!(page.status, 200);
     assert!(page.body.contains(HOLDER), "{page:?}");
     assert!(page.body.contains("the history cannot be read now"), "{page:?}");
+    let unknown = dashboard.get("/lock?name=b").await.body;
+    assert!(unknown.contains("The history of this lock cannot be read now."), "{unknown}");
+    assert_eq!(dashboard.get("/lock?name=a&format=bundle").await.status, 503);
     assert_eq!(dashboard.get("/lock?name=a&at=-1m").await.status, 503);
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use service_kit::clock;
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::{Semaphore, broadcast, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::page_memory::{Kept, PageMemory};
 use super::render_budget::{PageShare, RenderBudget};
@@ -33,8 +33,6 @@ const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The most pages that are rendered for the first time at once, since rendering needs more memory than its result.
 const FIRST_AT_ONCE: usize = 8;
-/// The longest wait for others to be rendered for the first time. Those of the history may take as long as its disk hangs.
-const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A page at one instant, with the patch from the previous version.
 #[derive(Debug)]
@@ -191,8 +189,9 @@ impl Feed {
     async fn publish_versions(&mut self) {
         let feeds = self.feeds.clone();
         loop {
-            let first = match self.reserved.is_some() {
-                true => timeout(FIRST_PATIENCE, feeds.0.first.acquire()).await.ok(),
+            // A page that reads the history may take as long as its disk hangs.
+            let first = match self.reserved.is_some() && !self.topic.reads_history() {
+                true => feeds.0.first.acquire().await.ok(),
                 false => None,
             };
             let began = Instant::now();

@@ -110,6 +110,15 @@ impl Topic {
         }
     }
 
+    /// Returns true if the page cannot be rendered without the history.
+    pub(super) fn reads_history(&self) -> bool {
+        match self {
+            Self::History(_) => true,
+            Self::Lock(params, ..) => params.at.is_some(),
+            _ => false,
+        }
+    }
+
     /// Returns true if the page shows part of the change at once. The remaining changes, such as the total number of
     /// matching locks, appear in the next version.
     pub(super) fn concerns(&self, change: &Delta, before: Option<&Picture>) -> bool {
