@@ -66,8 +66,12 @@ impl Core {
             age: self.now.since(hold.granted),
             left: None,
         });
-        let waits = self.locks.waiters(range).filter(|(_, waiter)| is_published(waiter.kind));
-        let waits = waits.map(|(number, waiter)| {
+        let waits = self.locks.waiters(range.clone());
+        let waits = waits.filter(|(id, waiter)| waiter.number == *id && is_published(waiter.kind));
+        let renumbered = self.locks.renumbered();
+        let renumbered = renumbered
+            .filter(|(number, waiter)| range.contains(number) && is_published(waiter.kind));
+        let waits = waits.take(most).chain(renumbered).map(|(number, waiter)| {
             let age = self.now.since(waiter.since);
             let left = match waiter.wait {
                 Wait::Forever => None,
@@ -75,7 +79,7 @@ impl Core {
             };
             Row { number, lock: &waiter.name, owner: waiter.owner, age, left }
         });
-        let mut rows: Vec<_> = holds.take(most).chain(waits.take(most)).collect();
+        let mut rows: Vec<_> = holds.take(most).chain(waits).collect();
         rows.sort_unstable_by_key(|row| row.number);
         rows
     }

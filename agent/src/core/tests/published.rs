@@ -45,6 +45,25 @@ fn unpublished_holds_and_waits_are_due_and_ended_ones_are_gone() {
 }
 
 #[test]
+fn a_wait_is_published_under_the_number_of_its_next_attempt() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.pass(SECOND);
+    let before = due(&compare(&world, 0, Number::MAX, &[]));
+    let [held, waiting] = before[..] else { panic!() };
+    world.core.renumber(waiting);
+    let differences = compare(&world, 0, Number::MAX, &before);
+    assert_eq!(differences.gone, [waiting]);
+    let [awaited] = &world.core.awaited(false, SECOND)[..] else { panic!() };
+    assert_eq!(due(&differences), [awaited.named[0].0]);
+    world.unlock(a, "x");
+    world.pass(SECOND * 2);
+    assert_eq!(due(&compare(&world, held, Number::MAX, &[])), due(&differences));
+}
+
+#[test]
 fn a_stale_entry_is_due_again_while_its_hold_lasts() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());

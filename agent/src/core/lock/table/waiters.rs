@@ -52,6 +52,11 @@ impl LockTable {
         self.id_under(number).is_some()
     }
 
+    /// Returns the waiters whose attempts carry another number than their first one, with that number.
+    pub(in crate::core) fn renumbered(&self) -> impl Iterator<Item = (Number, &Waiter)> {
+        self.renumbered.iter().filter_map(|(number, id)| Some((*number, self.waiters.get(id)?)))
+    }
+
     /// Returns the waiter for a name that makes its attempts under this number.
     pub(in crate::core) fn waiter_under(
         &self,
