@@ -1,8 +1,8 @@
 //! The holder registry: publishes in Redis the processes of the agent's holds and waits, in keys next to the locks, so
 //! that the dashboard can resolve a holder id to a host and a process. No lock depends on it.
 //!
-//! Holds and waits of less than a second are not published, and each longer one is written once, so that a busy agent
-//! writes little.
+//! Holds and waits of less than a second are not published, and each longer one is written once, or twice if it was a wait, so
+//! that a busy agent writes little.
 
 mod awaited;
 mod cmdline;
@@ -152,10 +152,17 @@ struct Entry<'a> {
     key: Option<&'a str>,
 }
 
-/// The numbers with an entry in Redis, each with the instant from which its entry is written again, in milliseconds of
-/// the boot clock.
+/// The numbers with an entry in Redis.
 #[derive(Debug, Default)]
-struct Published(BTreeMap<Number, u64>);
+struct Published(BTreeMap<Number, Written>);
+
+/// An entry in Redis.
+#[derive(Debug, Clone, Copy)]
+struct Written {
+    /// The instant from which it is written again, in milliseconds of the boot clock.
+    stale_from: u64,
+    transient: bool,
+}
 
 impl Published {
     /// Returns the page of numbers above `after`.
@@ -163,20 +170,25 @@ impl Published {
         let range = (Bound::Excluded(after), Bound::Unbounded);
         let page = || self.0.range(range).take(PAGE);
         let numbers: Vec<Number> = page().map(|(number, _)| *number).collect();
-        let stale = page().filter(|(_, stale_from)| **stale_from <= now_ms);
-        let stale = stale.map(|(number, _)| *number).collect();
+        let which = |is: &dyn Fn(&Written) -> bool| {
+            page().filter(|(_, written)| is(written)).map(|(number, _)| *number).collect()
+        };
+        let stale = which(&|written| written.stale_from <= now_ms);
+        let transient = which(&|written| written.transient);
         let until = match numbers.last() {
             Some(last) if numbers.len() == PAGE => *last,
             _ => Number::MAX,
         };
-        PublishedPage { after, until, numbers, stale, min_age: MIN_AGE, red }
+        PublishedPage { after, until, numbers, stale, transient, min_age: MIN_AGE, red }
     }
 
     fn apply(&mut self, written: &PublishDiff, stale_from: u64) {
         for number in &written.gone {
             self.0.remove(number);
         }
-        self.0.extend(written.due.iter().map(|row| (row.number, stale_from)));
+        for HolderInfo { number, transient, .. } in &written.due {
+            self.0.insert(*number, Written { stale_from, transient: *transient });
+        }
     }
 }
 
@@ -423,7 +435,8 @@ mod tests {
 
     #[test]
     fn published_numbers_are_compared_page_by_page() {
-        let mut published = Published((1..=501).map(|n| (n * 10, u64::MAX)).collect());
+        let written = Written { stale_from: u64::MAX, transient: false };
+        let mut published = Published((1..=501).map(|n| (n * 10, written)).collect());
         let first = published.page(0, false, 0);
         assert_eq!((first.numbers.len(), first.until), (PAGE, 5_000));
         let second = published.page(first.until, false, 0);
@@ -439,12 +452,14 @@ mod tests {
             age_ms: 1_000,
             owner: 0,
             several: false,
+            transient: true,
             left_ms: None,
         };
         let diff = PublishDiff { gone: vec![20, 30], due: vec![due], next: None };
         published.apply(&diff, 7_000);
         assert_eq!(published.page(0, false, 6_999).numbers[..3], [10, 15, 40]);
         assert_eq!(published.page(0, false, 6_999).stale, [0; 0]);
+        assert_eq!(published.page(0, false, 6_999).transient, [15]);
         assert_eq!(published.page(0, false, 7_000).stale, [15]);
     }
 

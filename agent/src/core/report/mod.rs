@@ -81,6 +81,8 @@ pub struct PublishedPage {
     pub numbers: Vec<Number>,
     /// Those of them that are to be written again, in ascending order.
     pub stale: Vec<Number>,
+    /// Those of them that were [transient](HolderInfo::transient) when they were written, in ascending order.
+    pub transient: Vec<Number>,
     /// Younger holds and waits are not published.
     pub min_age: Duration,
     /// Only red locks are published on this server.
@@ -127,6 +129,8 @@ pub struct HolderInfo {
     pub owner: i64,
     /// The owner acquires several locks at once, and releases all of them rather than wait forever.
     pub several: bool,
+    /// It is a wait, or part of an MLOCK that is not answered.
+    pub transient: bool,
     /// Milliseconds until the wait times out; `None` for a hold or an unlimited wait.
     pub left_ms: Option<u64>,
 }

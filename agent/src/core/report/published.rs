@@ -21,6 +21,7 @@ struct Row<'a> {
     owner: Owner,
     /// The time since the grant, or since the wait began.
     age: Duration,
+    waits: bool,
     /// The time left of a wait with a limit.
     left: Option<Duration>,
 }
@@ -45,9 +46,11 @@ impl Core {
             .filter(|number| here.binary_search_by_key(number, |row| row.number).is_err())
             .collect();
         let is_due = |row: &&Row<'_>| {
+            let is_in = |numbers: &[Number]| numbers.binary_search(&row.number).is_ok();
             row.age >= published.min_age
-                && (published.numbers.binary_search(&row.number).is_err()
-                    || published.stale.binary_search(&row.number).is_ok())
+                && (!is_in(&published.numbers)
+                    || is_in(&published.stale)
+                    || (is_in(&published.transient) && !row.waits && !self.is_multi(row.owner)))
         };
         let due = here.iter().filter(is_due).map(|row| self.holder_info(row)).collect();
         PublishDiff { gone, due, next: (until < Number::MAX).then_some(until) }
@@ -64,6 +67,7 @@ impl Core {
             lock: &hold.name,
             owner: hold.owner,
             age: self.now.since(hold.granted),
+            waits: false,
             left: None,
         });
         let waits = self.locks.waiters(range.clone());
@@ -77,7 +81,7 @@ impl Core {
                 Wait::Forever => None,
                 Wait::AtMost(most) => Some(most.saturating_sub(age)),
             };
-            Row { number, lock: &waiter.name, owner: waiter.owner, age, left }
+            Row { number, lock: &waiter.name, owner: waiter.owner, age, waits: true, left }
         });
         let mut rows: Vec<_> = holds.take(most).chain(waits).collect();
         rows.sort_unstable_by_key(|row| row.number);
@@ -86,7 +90,7 @@ impl Core {
 
     fn holder_info(&self, row: &Row<'_>) -> HolderInfo {
         let worker = self.worker(row.number, row.owner.connection);
-        let session = self.sessions.get(&row.owner.connection);
+        let several = self.is_multi(row.owner);
         HolderInfo {
             number: row.number,
             lock: row.lock.clone(),
@@ -97,8 +101,15 @@ impl Core {
             client: worker.client,
             age_ms: millis(row.age),
             owner: row.owner.owner,
-            several: session.is_some_and(|s| s.multi.contains_key(&row.owner.owner)),
+            several,
+            transient: row.waits || several,
             left_ms: row.left.map(millis),
         }
+    }
+
+    /// Returns whether an owner acquires, or releases, several locks at once.
+    fn is_multi(&self, owner: Owner) -> bool {
+        let session = self.sessions.get(&owner.connection);
+        session.is_some_and(|session| session.multi.contains_key(&owner.owner))
     }
 }

@@ -13,8 +13,9 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn compare(world: &World, after: Number, until: Number, numbers: &[Number]) -> PublishDiff {
     let numbers = numbers.to_vec();
-    let stale = Vec::new();
-    let page = PublishedPage { after, until, numbers, stale, min_age: SECOND, red: false };
+    let (stale, transient) = (Vec::new(), Vec::new());
+    let page =
+        PublishedPage { after, until, numbers, stale, transient, min_age: SECOND, red: false };
     world.core.diff_published(&page)
 }
 
@@ -64,6 +65,27 @@ fn a_wait_is_published_under_the_number_of_its_next_attempt() {
 }
 
 #[test]
+fn the_entry_of_a_wait_is_due_again_once_the_lock_is_held() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.pass(SECOND);
+    let before = compare(&world, 0, Number::MAX, &[]);
+    let [held, waiting] = due(&before)[..] else { panic!() };
+    assert_eq!(before.due.iter().map(|row| row.transient).collect::<Vec<_>>(), [false, true]);
+    let (after, until, min_age) = (held, Number::MAX, SECOND);
+    let (numbers, stale, transient) = (vec![waiting], Vec::new(), vec![waiting]);
+    let page = PublishedPage { after, until, numbers, stale, transient, min_age, red: false };
+    assert_eq!(due(&world.core.diff_published(&page)), [0; 0], "it still waits");
+    world.unlock(a, "x");
+    world.pass(SECOND * 2);
+    let again = world.core.diff_published(&page);
+    assert_eq!((due(&again), again.due[0].transient), (vec![waiting], false));
+    assert!(again.due[0].age_ms < 2_100, "the time since the grant");
+}
+
+#[test]
 fn a_stale_entry_is_due_again_while_its_hold_lasts() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
@@ -77,6 +99,7 @@ fn a_stale_entry_is_due_again_while_its_hold_lasts() {
             until: Number::MAX,
             numbers: numbers.clone(),
             stale: numbers.clone(),
+            transient: Vec::new(),
             min_age: SECOND,
             red: false,
         };
