@@ -8,7 +8,7 @@ use std::time::Duration;
 use redisson::{ClientId, HolderId, Moment};
 
 use crate::clock::{SteadyMillis, Time};
-use crate::model::types::{Queue, Since, Source, Stamp};
+use crate::model::types::{Queue, Since, Source, Stamp, SubscriberCount};
 
 /// The most waiters of one lock that are known by name.
 const MAX_WAITERS: usize = 128;
@@ -65,8 +65,7 @@ pub fn is_granted(waiter: &HolderId, hold: &HolderId) -> bool {
 /// Subscribers of the lock's channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subscribers {
-    /// The number of connections.
-    pub count: u64,
+    pub count: SubscriberCount,
     /// The instant since which there has been at least one.
     pub since: Time,
 }
@@ -154,8 +153,8 @@ impl Waiting {
         let named = u64::try_from(self.waiters().filter(elsewhere).count()).unwrap_or(u64::MAX);
         let agents = self.agents.iter().filter(|at| listens(&at.agent)).count();
         let agents = u64::try_from(agents).unwrap_or(u64::MAX);
-        let listening = self.subscribers.map_or(0, |subscribers| subscribers.count);
-        named.max(listening.saturating_sub(agents))
+        let listening = self.subscribers.map_or(0, |subscribers| subscribers.count.without(agents));
+        named.max(listening)
     }
 
     /// Returns whether [`Self::at_least`] is the number of waiters: each is in the queue, or at an agent that publishes it.
@@ -397,21 +396,21 @@ impl Waiting {
 
     /// Applies a count of the channel's subscribers. If there are none, waiters that only their attempts have shown are
     /// gone unless they keep trying. Returns true if anything changed.
-    pub fn count(&mut self, count: u64, at: Time) -> bool {
+    pub fn count(&mut self, count: SubscriberCount, at: Time) -> bool {
         let known = self.counted.replace(at.moment()).is_some();
-        let before = (known, self.subscribers.map_or(0, |subscribers| subscribers.count));
-        self.listened = (count > 0).then(|| at.moment()).or(self.listened);
-        if count == 0 {
+        let before = self.subscribers.map(|subscribers| subscribers.count).unwrap_or_default();
+        self.listened = (count.sum() > 0).then(|| at.moment()).or(self.listened);
+        if count.sum() == 0 {
             let over = self.waiters.extract_if(.., |waiter| {
                 waiter.source == Source::Monitor && at.moment().since(waiter.seen) > RETRY_WINDOW
             });
             self.given_up.extend(over.filter(|waiter| waiter.present));
         }
-        self.subscribers = (count > 0).then(|| Subscribers {
+        self.subscribers = (count.sum() > 0).then(|| Subscribers {
             count,
             since: self.subscribers.map_or(at, |subscribers| subscribers.since),
         });
-        before != (true, count)
+        !known || before != count
     }
 }
 
@@ -539,19 +538,19 @@ mod tests {
         let counts = |waiting: &Waiting| (waiting.at_least(|_| None), waiting.is_exact(|_| false));
         assert!(tell(&mut waiting, 1, 10, &[1, 2]));
         assert_eq!(counts(&waiting), (10, false), "others may listen");
-        assert!(waiting.count(0, at));
+        assert!(waiting.count(0.into(), at));
         assert_eq!(counts(&waiting), (10, true));
         let one = *waiting.waiters().next().unwrap();
         assert_eq!((one.since.at, one.from), (SteadyMillis(5_000), Moment::from_micros(5_000_000)));
         assert!(!tell(&mut waiting, 1, 10, &[1, 2]), "nothing new");
         // The first subscriber is the agent's connection, and the others belong to other clients.
-        waiting.count(1, at);
+        waiting.count(1.into(), at);
         assert_eq!(counts(&waiting), (10, true));
-        waiting.count(3, at);
+        waiting.count(3.into(), at);
         assert_eq!(counts(&waiting), (12, false));
         tell(&mut waiting, 2, 5, &[7]);
         assert_eq!(counts(&waiting), (16, false));
-        waiting.count(2, at);
+        waiting.count(2.into(), at);
         assert_eq!(counts(&waiting), (15, true));
         // An agent that holds the lock does not listen, so one of the two subscribers is another client.
         let held_since = |ms: u64| {
@@ -561,6 +560,12 @@ mod tests {
         };
         assert_eq!(held_since(8_999), (16, false));
         assert_eq!(held_since(9_000), (15, false), "it may have listened when they were counted");
+        // In a cluster an agent subscribes to both channels.
+        waiting.count(SubscriberCount { plain: 2, sharded: 2 }, at);
+        assert_eq!(counts(&waiting), (15, true));
+        waiting.count(SubscriberCount { plain: 2, sharded: 3 }, at);
+        assert_eq!(counts(&waiting), (16, false));
+        waiting.count(2.into(), at);
         // MONITOR shows a thread that does not use an agent.
         for _ in 0..2 {
             waiting.attempt(id(4), at, true, None);
@@ -568,7 +573,7 @@ mod tests {
         assert_eq!(counts(&waiting), (16, false));
         waiting.remove_source(Source::Monitor);
         assert!(tell(&mut waiting, 1, 0, &[]) && tell(&mut waiting, 2, 0, &[]));
-        waiting.count(0, at);
+        waiting.count(0.into(), at);
         assert!(waiting.is_empty());
         for n in 0..=255 {
             tell(&mut waiting, n, u64::MAX, &[0, 1, 2, 3]);
@@ -580,9 +585,9 @@ mod tests {
     fn subscribers_have_waited_since_the_first_of_them() {
         let mut waiting = Waiting::default();
         let at = |ms: u64| Time::of_test(ms, 0);
-        assert!(waiting.count(2, at(1)));
-        assert!(waiting.count(1, at(5)));
+        assert!(waiting.count(2.into(), at(1)));
+        assert!(waiting.count(1.into(), at(5)));
         assert_eq!(waiting.subscribers.unwrap().since, at(1));
-        assert!(waiting.count(0, at(6)) && waiting.is_empty());
+        assert!(waiting.count(0.into(), at(6)) && waiting.is_empty());
     }
 }

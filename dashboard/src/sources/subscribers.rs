@@ -21,7 +21,7 @@ use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::Time;
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::types::{LockView, Observation, ScopeId, Snapshot, Walk};
+use crate::model::types::{LockView, Observation, ScopeId, Snapshot, SubscriberCount, Walk};
 use crate::sources::view::SourceState;
 
 /// The interval of the rounds.
@@ -98,17 +98,22 @@ impl Subscribers {
 
     async fn count(&self, requested: Vec<Requested>, shards: bool) -> Result<(), CallError> {
         for requested in requested.chunks(NAMES) {
-            let mut counts = self.count_channels("NUMSUB", requested).await?;
-            if shards {
-                for (channel, count) in self.count_channels("SHARDNUMSUB", requested).await? {
-                    let others = count.saturating_sub(self.shards.dashboards(&channel));
-                    *counts.entry(channel).or_default() += others;
-                }
-            }
-            let mut of_scope: HashMap<ScopeId, Vec<(LockName, u64)>> = HashMap::new();
+            let plain = self.count_channels("NUMSUB", requested).await?;
+            let sharded = match shards {
+                true => self.count_channels("SHARDNUMSUB", requested).await?,
+                false => HashMap::new(),
+            };
+            let mut of_scope: HashMap<ScopeId, Vec<(LockName, SubscriberCount)>> = HashMap::new();
             for requested in requested {
-                let count = counts.get(&requested.channel).copied().unwrap_or(0);
-                if count > 0 || requested.was_awaited {
+                let of = |counts: &HashMap<Vec<u8>, u64>| {
+                    counts.get(&requested.channel).copied().unwrap_or(0)
+                };
+                let dashboards = self.shards.dashboards(&requested.channel);
+                let count = SubscriberCount {
+                    plain: of(&plain),
+                    sharded: of(&sharded).saturating_sub(dashboards),
+                };
+                if count.sum() > 0 || requested.was_awaited {
                     of_scope
                         .entry(requested.scope)
                         .or_default()

@@ -1,7 +1,7 @@
 //! The dashboard on a Redis Cluster: the locks of all masters in one picture, slots that move, a master that fails.
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{Client, Dashboard, RedisCluster, Reply, eventually, http};
+use harness::{Agent, Client, Dashboard, RedisCluster, Reply, eventually, http};
 use redisson::{ClientId, HolderId, LockName, keys};
 use serde_json::Value;
 
@@ -90,6 +90,22 @@ async fn the_locks_of_all_masters_are_shown_together_and_released_on_their_node(
         let lock = lock(&dashboard, &names[place], |lock| lock["state"] == "free").await;
         assert_eq!(lock["past"][0]["ended"], "forced", "{lock}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_listens_on_both_kinds_of_channel_counts_once() -> Result<()> {
+    let cluster = RedisCluster::start(1, 0).await?;
+    let dashboard =
+        Dashboard::start(&cluster.url(), &["--monitor", "off", "--scan-every", "1s"]).await?;
+    take(&mut cluster.client(0).await?, "a").await?;
+    lock(&dashboard, "a", held).await;
+    let agent = Agent::in_cluster(&cluster, &[]).await?;
+    let mut waiters = [agent.client().await?, agent.client().await?];
+    for waiter in &mut waiters {
+        waiter.send("LOCK a").await?;
+    }
+    lock(&dashboard, "a", |lock| lock["waiting"] == 2 && lock["waiters_exact"] == true).await;
     Ok(())
 }
 

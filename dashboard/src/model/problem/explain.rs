@@ -208,7 +208,7 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             ));
         }
         (_, _, Some(subscribers)) => {
-            let text = match subscribers.count {
+            let text = match subscribers.count.sum() {
                 1 => "one connection has been waiting for its release since then".to_owned(),
                 n => format!("{n} connections wait for its release, at least one since then"),
             };

@@ -229,7 +229,7 @@ fn a_long_wait_is_starvation() {
     let one = [waiter(10)];
     let dead = [Waiter { overdue: true, ..waiter(10) }];
     let left = [Waiter { present: false, ..waiter(10) }];
-    let listening = Subscribers { count: 2, since: time(10) };
+    let listening = Subscribers { count: 2.into(), since: time(10) };
     let waits = |now| Case { waiters: &one, ..renewed(&holders, 0, now) };
     let counted =
         |still, now| Case { subscribers: Some(listening), ..renewed(&holders, still, now) };

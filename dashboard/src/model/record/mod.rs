@@ -28,7 +28,7 @@ use crate::model::problem::{Expired, Gone, Overdue};
 use crate::model::types::{
     Acknowledgement, ArchiveEntry, Certainty, Companions, Ending, EventLog, HolderField,
     HolderIdentity, LockEvent, LockId, Marker, PastHold, PastWait, ProblemKind, ProblemView,
-    Reading, Renewals, Rule, Since, Source, SourceSet, Stamp, TrackedHolder,
+    Reading, Renewals, Rule, Since, Source, SourceSet, Stamp, SubscriberCount, TrackedHolder,
 };
 use crate::model::waiting::{Waiter, Waiting};
 use hold_history::HoldHistory;
@@ -586,8 +586,13 @@ impl Record {
     }
 
     /// Applies a count of the connections that listen for the lock's release.
-    pub fn count_subscribers(&mut self, count: u64, at: Time, effects: &mut Vec<Effect>) {
-        if count == 0 && self.cold.is_none() {
+    pub fn count_subscribers(
+        &mut self,
+        count: SubscriberCount,
+        at: Time,
+        effects: &mut Vec<Effect>,
+    ) {
+        if count.sum() == 0 && self.cold.is_none() {
             return;
         }
         self.confirm();

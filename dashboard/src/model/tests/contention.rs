@@ -150,7 +150,7 @@ fn waiting_time_is_summed_over_all_waiters() {
     let mut model = model();
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
     let count = |model: &mut Model, ms, n| {
-        let counts = vec![(name("a"), n)];
+        let counts = vec![(name("a"), SubscriberCount::from(n))];
         model.observe(MAIN, Observation::Subscribers { counts, at: time(ms) });
     };
     model.tick(at(1_000));

@@ -38,7 +38,7 @@ pub use lock_view::{
 };
 pub use observation::{
     Companions, Connections, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment,
-    Stamp, Token, Traffic,
+    Stamp, SubscriberCount, Token, Traffic,
 };
 pub use part::{Entry, Part};
 pub use past::{

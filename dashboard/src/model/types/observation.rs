@@ -172,6 +172,35 @@ pub struct SlotAssignment {
     pub at: Time,
 }
 
+/// The number of subscribers of a lock's channels. A client may be subscribed to both kinds of channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct SubscriberCount {
+    pub plain: u64,
+    /// Those of the sharded channel, which only a cluster has.
+    pub sharded: u64,
+}
+
+impl SubscriberCount {
+    /// Returns the number of subscribers of both channels.
+    #[must_use]
+    pub fn sum(self) -> u64 {
+        self.plain.saturating_add(self.sharded)
+    }
+
+    /// Returns the least number of subscribers that are none of `agents` agents, each of which subscribes at most once to
+    /// each channel.
+    #[must_use]
+    pub fn without(self, agents: u64) -> u64 {
+        self.plain.saturating_sub(agents).saturating_add(self.sharded.saturating_sub(agents))
+    }
+}
+
+impl From<u64> for SubscriberCount {
+    fn from(plain: u64) -> Self {
+        Self { plain, sharded: 0 }
+    }
+}
+
 /// One observation of a source.
 #[derive(Debug, Clone)]
 pub enum Observation {
@@ -201,7 +230,7 @@ pub enum Observation {
     /// The databases of the server that have keys.
     Databases(Vec<u32>),
     /// Connections that listen for releases of these locks were counted.
-    Subscribers { counts: Vec<(LockName, u64)>, at: Time },
+    Subscribers { counts: Vec<(LockName, SubscriberCount)>, at: Time },
     /// All connected clients were listed.
     Connected { connections: Connections, at: Time },
     /// The holder registry was read.

@@ -48,7 +48,7 @@ fn apply(model: &mut Model, ms: u64, step: &Step) {
         }
         Step::Released => release(model, "a", ms),
         Step::Listening(count) => {
-            let counts = vec![(name("a"), *count)];
+            let counts = vec![(name("a"), (*count).into())];
             model.observe(MAIN, Observation::Subscribers { counts, at: time(ms) });
         }
         Step::Down => model.observe(MAIN, Observation::ServerDown),

@@ -261,7 +261,7 @@ fn a_wait_that_may_be_over_is_no_part_of_a_deadlock_until_it_is_seen_again() {
         (0..2_u64).for_each(|i| traffic(model, ms + i, vec![event.clone()]));
     };
     let count = |model: &mut Model, ms, counts: [u64; 2]| {
-        let counts = vec![(name("a"), counts[0]), (name("b"), counts[1])];
+        let counts = vec![(name("a"), counts[0].into()), (name("b"), counts[1].into())];
         model.observe(MAIN, Observation::Subscribers { counts, at: time(ms) });
     };
     let deadlocked = |model: &mut Model, ms| {
@@ -292,7 +292,7 @@ fn attempts_now_and_then_are_no_wait_while_nobody_listens() {
     let mut model = model();
     let tries = |model: &mut Model, ms| traffic(model, ms, vec![event("a", 7, Refused)]);
     let count = |model: &mut Model, ms, count| {
-        let counts = vec![(name("a"), count)];
+        let counts = vec![(name("a"), SubscriberCount::from(count))];
         model.observe(MAIN, Observation::Subscribers { counts, at: time(ms) });
     };
     let waiting = |model: &mut Model| shown(model, "a").unwrap().waiters.len();

@@ -28,14 +28,14 @@ impl Scenario {
         }
         if self.sources.subscribers && each(COUNT_INTERVAL) {
             let known: Vec<LockName> = self.model.scopes[0].locks.names().cloned().collect();
-            let mut counts: Vec<(LockName, u64)> = known
+            let mut counts: Vec<(LockName, SubscriberCount)> = known
                 .into_iter()
                 .filter(|lock| !self.queues.contains_key(lock.as_str().unwrap_or_default()))
                 .map(|lock| {
                     let listens = |sleeper: &&SleepingWaiter| name(sleeper.lock) == lock;
                     let clients: HashSet<ClientId> =
                         self.sleepers.iter().filter(listens).map(|s| s.by.client).collect();
-                    (lock, clients.len() as u64)
+                    (lock, (clients.len() as u64).into())
                 })
                 .collect();
             counts.sort();
