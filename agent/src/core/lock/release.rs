@@ -8,6 +8,7 @@ use crate::core::ids::{OpId, Owner, ReplyTo};
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
 use crate::core::ops::verb::{Attempt, Change, Ending, HandOver, HoldUpdate, Release, Undo, Verb};
+use crate::core::session::event::Event;
 use crate::core::session::reply::Reply;
 use crate::core::side::Side;
 use crate::core::{Core, Report, Settings};
@@ -42,8 +43,9 @@ impl Core {
         }
         if hold.mode == LeaseMode::Fixed && hold.valid_until <= self.now {
             // The leases of the other entries have run out.
-            self.answer(reply_to, Frame::Int(0));
-            return self.lose(number, End::Expired);
+            let (owner, name, kind) = (hold.owner, hold.name.clone(), hold.kind);
+            self.notify(owner, &name, kind, &Event::Lost(End::Expired));
+            return self.end_hold(number, End::Released, Some(reply_to));
         }
         let update = hold.update_for(reply_to, Change::Partial);
         self.update_hold(update);
@@ -229,8 +231,10 @@ impl Core {
 
     /// Handles the end of a release.
     pub(in crate::core) fn on_ended(&mut self, ending: &Ending) {
-        self.long_releases.add(self.now, ending);
-        // An expired lease ends without it.
+        // An expired lease ends without a release, unless it was made shorter.
+        if ending.end != End::Expired || ending.shortened {
+            self.long_releases.add(self.now, ending);
+        }
         if ending.end != End::Expired {
             return self.on_released(&ending.name, ending.kind, ending.number);
         }
