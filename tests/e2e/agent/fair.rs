@@ -1,5 +1,7 @@
 //! KIND fair: one queue in Redis for all clients.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, Reply, eventually};
 
@@ -310,11 +312,7 @@ async fn a_waiter_removes_the_waiters_of_a_vanished_agent_ahead_of_it() -> Resul
     let begun = tokio::time::Instant::now();
     let mut waiter = bench.fair_waiter_of_session(51).await?;
     waiter.reply().await?.ok()?;
-    let took = begun.elapsed();
-    assert!(
-        (30..90).contains(&took.as_secs()),
-        "{took:?}: missed for long, and long before the hour"
-    );
+    assert!(begun.elapsed() >= Duration::from_secs(30), "its entry may be published again");
     let log = bench.agent.process().log();
     assert!(log.contains("removed the waiters of a vanished agent"), "{log}");
     Ok(())

@@ -12,8 +12,8 @@ const PAUSE: Duration = Duration::from_secs(4);
 /// The time for which an entry must be missing: longer than a living agent takes to publish it again, which it does at least
 /// every twenty seconds if Redis answers.
 const ABSENCE: Duration = Duration::from_secs(30);
-/// The time after which an agent that was not checked again is forgotten.
-const RETENTION: Duration = Duration::from_secs(60);
+/// The time after which an agent that was not checked again is forgotten: its entry may have been there meanwhile.
+const RETENTION: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy)]
 struct Check {
@@ -71,7 +71,10 @@ mod tests {
         assert_eq!(check(40, true), Some(true));
         assert_eq!(check(45, false), Some(false), "it is there again");
         assert_eq!(check(50, true), Some(false));
-        assert_eq!(check(115, true), Some(false), "the previous check is too old");
+        for seconds in (115..145).step_by(5) {
+            assert_eq!(check(seconds, true), Some(false), "the previous check is too old");
+        }
         assert_eq!(check(145, true), Some(true));
+        assert_eq!(check(175, true), Some(false), "it may have been there meanwhile");
     }
 }
