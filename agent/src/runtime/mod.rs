@@ -608,10 +608,10 @@ impl Runtime {
 
     fn deliver(&mut self, connection: ConnectionId, outgoing: Outgoing) {
         let Some(outbox) = self.outboxes.get(&connection) else { return };
-        let waiting = outbox.max_capacity() - outbox.capacity();
+        let waiting = || outbox.max_capacity() - outbox.capacity();
         // An event of each hold may come at once, before the connection has its turn.
         if matches!(outgoing, Outgoing::Push(_))
-            && waiting >= PUSHES + self.core.holds_of(connection)
+            && waiting() >= PUSHES + self.core.holds_of(connection)
         {
             self.metrics.events_dropped.inc();
             return;

@@ -43,7 +43,7 @@ impl Core {
         spans::ended(&hold.span, end);
         let trace_parent = TraceParent::of(&hold.span);
         let nodes = hold.node_leases.as_ref().map_or_else(Vec::new, NodeLeases::asked);
-        let Hold { name, kind, valid_until, longest, forced_claim, .. } = hold;
+        let Hold { name, kind, valid_until, lease, longest, forced_claim, .. } = hold;
         let ending = Ending {
             name,
             kind,
@@ -52,6 +52,7 @@ impl Core {
             reply_to: None,
             valid_until,
             longest,
+            shortened: lease < longest,
             nodes,
             trace_parent,
             claimed_forced: forced_claim.is_some(),

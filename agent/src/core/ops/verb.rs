@@ -72,6 +72,8 @@ pub(in crate::core) struct Ending {
     pub(in crate::core) valid_until: Moment,
     /// The longest lease for which Redis may still keep it.
     pub(in crate::core) longest: Lease,
+    /// True if its last lease is shorter, so that a server with older data may keep it beyond its end.
+    pub(in crate::core) shortened: bool,
     /// The servers of a red lock that may have it.
     pub(in crate::core) nodes: Vec<usize>,
     /// The span of the hold, as the parent of the release's.
