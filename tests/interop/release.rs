@@ -119,7 +119,7 @@ async fn a_forced_release_of_the_last_reader_wakes_a_writer() -> Result<()> {
 
 #[tokio::test]
 async fn java_cannot_release_while_redis_is_full() -> Result<()> {
-    let mut bed = Bed::with(&[], "watchdog=3000").await?;
+    let mut bed = Bed::with(&[], "watchdog=10000").await?;
     let plain = Kind::of("lock").context("a kind of that name")?;
     let java = bed.java(plain, "a");
     java.call("lock").await?;

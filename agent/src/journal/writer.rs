@@ -13,7 +13,8 @@ use super::record::Record;
 /// The most bytes that may wait for the current write. If there are more, the next write replaces the file.
 const MAX_QUEUED: usize = 16 << 20;
 
-/// The delay before a failed write is retried. Records that come meanwhile fail too: each retry writes the complete state.
+/// The delay before a failed write is retried. Records that come meanwhile fail at once, since each retry writes the complete
+/// state, which is too much for each record.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The time limit of a write. A longer write counts as failed, as does every record that arrives before it ends.
@@ -82,8 +83,9 @@ impl Writer {
         }
     }
 
-    /// Starts writing the queued records unless a write is in progress, or has just failed. `snapshot` returns the records of the complete
-    /// state, for a write that replaces the file. Without records, checks from time to time that the file is in place.
+    /// Starts writing the queued records unless a write is in progress, or has just failed. `snapshot` returns the records of
+    /// the complete state, for a write that replaces the file. Without records, checks from time to time that the file is
+    /// in place.
     pub fn start<R: IntoIterator<Item = Record>>(&mut self, snapshot: impl FnOnce() -> R) {
         let now = Instant::now();
         if self.is_retry_pending(now) {
@@ -122,8 +124,12 @@ impl Writer {
     /// once. Waits forever if there is nothing to report. Cancel safe.
     pub async fn written(&mut self) -> Outcome {
         let Some(busy) = &mut self.busy else {
-            if self.pushed > self.refused && self.is_retry_pending(Instant::now()) {
-                return self.refuse(self.failure.clone());
+            if self.pushed > self.refused && self.rewrite_at.is_some() && self.idle.is_some() {
+                return match self.is_retry_pending(Instant::now()) {
+                    true => self.refuse(self.failure.clone()),
+                    // The retry has become due since the last call of `start`.
+                    false => Outcome { upto: 0, error: None },
+                };
             }
             return std::future::pending().await;
         };
