@@ -326,6 +326,16 @@ pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis,
     })
 }
 
+/// Reads an end like [`instant`], but `03:12` is the next such time of day.
+///
+/// # Errors
+/// Like [`instant`].
+pub fn end_instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
+    let at = instant(key, text, now)?;
+    let is_time_of_day = time_of_day(text.trim(), now.to_wall()).is_some();
+    Ok(if is_time_of_day { at.plus(DAY_MS) } else { at })
+}
+
 /// Returns the start of a value that is quoted in a sentence, long enough to recognize it.
 #[must_use]
 pub fn recognizable(text: &str) -> String {
@@ -437,6 +447,19 @@ mod tests {
         {
             let detail = read(text).unwrap_err().detail;
             assert!(detail.starts_with(&format!("`at` is `{text}`")), "{detail}");
+        }
+    }
+
+    #[test]
+    fn an_end_at_a_time_of_day_is_the_next() {
+        // 2026-11-22T04:00:00Z
+        let now = SteadyMillis(1_795_320_000_000);
+        for (text, after_ms) in [
+            ("06:00", 2 * 3_600_000),
+            ("03:00", 23 * 3_600_000),
+            ("2026-11-22T05:00:00Z", 3_600_000),
+        ] {
+            assert_eq!(end_instant("until", text, now).unwrap().0, now.0 + after_ms, "{text}");
         }
     }
 }

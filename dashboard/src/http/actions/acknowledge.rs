@@ -22,7 +22,7 @@ use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
 use crate::http::page_request::PageRequest;
-use crate::http::params::{LockParams, Params, instant};
+use crate::http::params::{LockParams, Params, end_instant};
 use crate::model::types::{
     Acknowledgement, Delta, LockId, Observation, OperatorAction, ProblemKind,
 };
@@ -46,7 +46,7 @@ pub struct AcknowledgeRequest {
     /// The time until its end, such as 8h; at most 30 days.
     #[serde(rename = "for")]
     duration: Option<String>,
-    /// The instant of its end, at most 30 days ahead.
+    /// The instant of its end in UTC, at most 30 days ahead: 2026-11-21T03:12:00Z, or 03:12 for the next such time of day.
     until: Option<String>,
 }
 
@@ -85,7 +85,7 @@ fn end_of(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMilli
                 .map_err(|_| unprocessable("`for` is not understood: expected such as 8h or 2d"))?;
             now.plus(millis(duration))
         }
-        (None, Some(text)) => instant("until", text, now)?,
+        (None, Some(text)) => end_instant("until", text, now)?,
         _ => return Err(unprocessable("expected either `for` or `until`")),
     };
     // An instant in the past is zero milliseconds ahead.
