@@ -234,6 +234,8 @@ mod tests {
         }
         tokio::time::sleep_until(writer.rewrite_at.unwrap()).await;
         writer.push(Record::Gone { number: 9 });
+        let outcome = written(&mut writer).await;
+        assert_eq!((outcome.upto, outcome.error), (0, None), "the retry is due");
         writer.start(|| [Record::Gone { number: 9 }]);
         let outcome = written(&mut writer).await;
         assert_eq!((outcome.upto, outcome.error), (4, None));

@@ -2,7 +2,7 @@
 
 use redis::Connection;
 use serde_json::{Value, json};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
 use crate::serving::{Answer, Dashboard, post_json};
@@ -27,15 +27,18 @@ fn open(lock: &Value) -> bool {
         && lock["problems"][0]["problem"] == "malformed"
 }
 
+async fn with_history(server: &RedisServer, folder: &TempDir) -> Dashboard {
+    let folder = folder.path().to_str().unwrap();
+    let url = server.url();
+    Dashboard::with(&["--redis-url", &url, "--monitor", "off", "--history-dir", folder]).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn it_leaves_the_top_is_counted_apart_and_survives_a_restart() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
-    let url = server.url();
-    let flags =
-        ["--redis-url", &url, "--monitor", "off", "--history-dir", folder.path().to_str().unwrap()];
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     take(&mut redis, b"calm", &thread(1), 600_000);
     for name in ["a", "b"] {
         malformed(&mut redis, name);
@@ -72,7 +75,7 @@ async fn it_leaves_the_top_is_counted_apart_and_survives_a_restart() {
     dashboard.json_when(history, kept).await;
     dashboard.stop().await;
 
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     dashboard.lock_when("a", in_hand).await;
     dashboard.lock_when("b", open).await;
     // A problem that ends and comes back is a new problem.
@@ -161,17 +164,14 @@ async fn it_ends_with_a_problem_that_ends_while_no_dashboard_runs() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
-    let url = server.url();
-    let flags =
-        ["--redis-url", &url, "--monitor", "off", "--history-dir", folder.path().to_str().unwrap()];
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     malformed(&mut redis, "a");
     dashboard.lock_when("a", open).await;
     assert_eq!(acknowledge(&dashboard, "a", "1h").await.status, 200);
     dashboard.stop().await;
     run::<i64>(&mut redis, &["DEL", "a"]);
 
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     let history = "/api/v1/events?from=2001-01-01T00:00:00Z&name=a";
     let over = |json: &Value| json.to_string().contains("\"cleared\"");
     dashboard.json_when(history, over).await;
@@ -179,7 +179,7 @@ async fn it_ends_with_a_problem_that_ends_while_no_dashboard_runs() {
     dashboard.lock_when("a", open).await;
     dashboard.stop().await;
     // The next run still knows that nobody has acknowledged the new problem.
-    let dashboard = Dashboard::with(&flags).await;
+    let dashboard = with_history(&server, &folder).await;
     let lock = dashboard.lock_when("a", |lock| lock["problems"][0].is_object()).await;
     assert!(open(&lock), "{lock:#}");
 }

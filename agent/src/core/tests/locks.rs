@@ -322,7 +322,10 @@ fn the_last_living_entry_of_a_reader_is_released_although_an_earlier_one_has_exp
     world.replies.clear();
     world.pass(Duration::from_secs(3));
     assert!(world.events(a).is_empty());
+    world.network = Network::Slow(50);
     world.unlock(a, "x");
+    assert!(world.has_no_reply(a), "Redis has not released it yet");
+    world.pass(Duration::from_millis(50));
     assert_eq!(world.reply(a), "0");
     assert_eq!(world.events(a), ["lost x read expired"]);
     world.pass(Duration::from_millis(10));

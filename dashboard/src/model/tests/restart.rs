@@ -423,6 +423,16 @@ fn an_acknowledgement_ends_with_the_problem_of_the_earlier_run() {
     assert_eq!((found.problem, &found.acknowledged), (ProblemKind::Stuck, &None));
     let ended = |entry: &ArchiveEntry| matches!(entry, ArchiveEntry::Unacknowledged(..));
     assert_eq!(archived(&mut model).iter().filter(|entry| ended(entry)).count(), 1);
+    // Another hold leaks: that is not the problem of the first one.
+    let mut model = self::model();
+    model.restore([(id("a"), acknowledged(ProblemKind::Leaked))].into(), SteadyMillis(0));
+    read(&mut model, "a", 100_000, held(2, 1, Some(30_000)));
+    for ms in (101_000..=121_000).step_by(5_000) {
+        read(&mut model, "a", ms, held(2, 1, None));
+    }
+    let view = shown(&mut model, "a").unwrap();
+    let found = &view.problems[0];
+    assert_eq!((found.problem, &found.acknowledged), (ProblemKind::Leaked, &None));
     // The lock is dropped with its problem.
     let mut model = model_with(Settings { max_locks: 1, ..settings() });
     model.restore([(id("a"), acknowledged(ProblemKind::Orphan))].into(), SteadyMillis(0));
