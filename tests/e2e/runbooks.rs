@@ -271,27 +271,65 @@ async fn the_documented_source_identifies_who_released_by_force() -> Result<()> 
     Ok(())
 }
 
+/// Waits until the dashboard reports that the server refuses writes with this error, or that it accepts them.
+async fn refuses(dashboard: &Dashboard, error: Option<&str>) -> Result<()> {
+    eventually(&format!("{error:?} to be reported"), async || {
+        let metrics = dashboard.metrics().await?;
+        for word in ["OOM", "MISCONF", "NOREPLICAS"] {
+            let value = metrics.sum("lockscope_dashboard_redis_refuses_writes", &[("error", word)]);
+            ensure!((value == 1.0) == (error == Some(word)), "{word}: {value}");
+        }
+        Ok(())
+    })
+    .await;
+    let sources = dashboard.json("/api/v1/sources").await?;
+    assert_eq!(sources["servers"][0]["refuses"].as_str(), error);
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_full_redis_is_reported_on_pages_and_in_metrics() -> Result<()> {
     let redis = RedisServer::start().await?;
     let dashboard = Dashboard::start(&redis.url(), &[]).await?;
-    let metric = "lockscope_dashboard_redis_full";
-    eventually("the first look", async || {
-        let metrics = dashboard.metrics().await?;
-        ensure!(metrics.0.contains(&format!("{metric}{{")), "it has not looked");
-        Ok(())
-    })
-    .await;
-    assert_eq!(dashboard.metrics().await?.sum(metric, &[]), 0.0);
+    refuses(&dashboard, None).await?;
     redis.client().await?.call("CONFIG SET maxmemory 1").await?.ok()?;
-    eventually("the dashboard to report it", async || {
-        ensure!(dashboard.metrics().await?.sum(metric, &[]) == 1.0, "not yet");
-        Ok(())
-    })
-    .await;
+    refuses(&dashboard, Some("OOM")).await?;
     let page = http::get(dashboard.port(), "/overview").await?.body;
     assert!(page.contains("Redis is full and grants no locks"), "{page}");
-    assert_eq!(dashboard.json("/api/v1/sources").await?["servers"][0]["full"], true);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_that_cannot_save_is_reported_until_it_accepts_writes() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let dashboard = Dashboard::start(&redis.url(), &[]).await?;
+    let mut direct = redis.client().await?;
+    direct.call_args(&["CONFIG", "SET", "save", "3600 1"]).await?.ok()?;
+    // A folder in the place of the file.
+    std::fs::create_dir(redis.folder().join("dump.rdb"))?;
+    direct.call("BGSAVE").await?.ok()?;
+    refuses(&dashboard, Some("MISCONF")).await?;
+    assert!(direct.call("SET a 1").await?.is_error("MISCONF"));
+    let page = http::get(dashboard.port(), "/overview").await?.body;
+    assert!(page.contains("Redis cannot save its data and refuses all writes"), "{page}");
+    direct.call("CONFIG SET stop-writes-on-bgsave-error no").await?.ok()?;
+    refuses(&dashboard, None).await?;
+    direct.call("SET a 1").await?.ok()?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_that_lacks_replicas_is_reported_also_to_an_account_without_config() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    direct.call("ACL SETUSER viewer on >secret +@all -config ~* &*").await?.ok()?;
+    let url = redis.url().replace("redis://", "redis://viewer:secret@");
+    let dashboard = Dashboard::start(&url, &[]).await?;
+    refuses(&dashboard, None).await?;
+    direct.call("CONFIG SET min-replicas-to-write 1").await?.ok()?;
+    refuses(&dashboard, Some("NOREPLICAS")).await?;
+    let page = http::get(dashboard.port(), "/overview").await?.body;
+    assert!(page.contains("Redis lacks replicas and refuses all writes"), "{page}");
     Ok(())
 }
 

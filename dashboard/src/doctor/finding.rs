@@ -27,7 +27,7 @@ pub(super) enum FindingId {
     DeadWaiter,
     Orphan,
     Evicts,
-    MemoryFull,
+    RefusesWrites,
     UnsupportedVersion,
     AccountCommands,
     AccountKeys,

@@ -1,6 +1,5 @@
 //! The facts and settings of a server, and the resulting risks for locks.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use redis::cmd;
@@ -11,7 +10,8 @@ use super::finding::{Finding, FindingId, Severity, Subject};
 use super::shown::{amount, bytes, count};
 use crate::config::ByteSize;
 use crate::sources::monitor::Bound;
-use crate::sources::read::{pipeline, strings, text};
+use crate::sources::read::text;
+use crate::sources::refusal::{self, Fields, Refusal, fields};
 
 /// The oldest version whose locks can be read, since it introduced HRANDFIELD.
 const OLDEST: (u32, u32) = (6, 2);
@@ -21,14 +21,14 @@ const LAGGING: u64 = 5;
 const BEHIND: u64 = 16 * 1024 * 1024;
 /// The length of a MONITOR line without its command: the time, the database, the address and quotes.
 const MONITOR_LINE: u64 = 60;
-/// The settings that are read, each separately, since older servers accept only one.
-const SETTINGS: [&str; 3] = ["save", "appendonly", "notify-keyspace-events"];
+/// The settings that are read in addition to [`refusal::SETTINGS`].
+const SETTINGS: [&str; 2] = ["appendonly", "notify-keyspace-events"];
 
 /// The facts of one server.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ServerState {
-    info: BTreeMap<String, String>,
-    settings: BTreeMap<String, String>,
+    info: Fields,
+    settings: Fields,
     bound: Option<Bound>,
 }
 
@@ -53,24 +53,15 @@ impl ServerState {
     /// # Errors
     /// Fails if the connection fails.
     pub(super) async fn read(link: &Link, budget: ByteSize) -> Result<Self, CallError> {
-        let mut commands = vec![cmd("INFO")];
-        for setting in SETTINGS {
-            commands.push(cmd("CONFIG").arg("GET").arg(setting).clone());
-        }
-        let mut replies = link.pipeline(pipeline(commands)).await?.into_iter();
-        let info = replies.next().and_then(Result::ok).map(|reply| text(&reply));
-        let settings = SETTINGS.into_iter().zip(replies).filter_map(|(setting, reply)| {
-            let value = strings(&reply.ok()?)?.into_iter().nth(1)?;
-            Some((setting.to_owned(), String::from_utf8_lossy(&value).into_owned()))
-        });
+        let info = match link.call(cmd("INFO")).await {
+            Ok(info) => text(&info),
+            Err(CallError::Refused(_)) => String::new(),
+            Err(error) => return Err(error),
+        };
+        let names = [&SETTINGS[..], &refusal::SETTINGS].concat();
+        let settings = refusal::settings(link, &names).await?;
         let bound = crate::sources::monitor::bound(link, budget).await?;
-        Ok(Self::new(&info.unwrap_or_default(), settings.collect(), Some(bound)))
-    }
-
-    fn new(info: &str, settings: BTreeMap<String, String>, bound: Option<Bound>) -> Self {
-        let fields = info.lines().filter_map(|line| line.trim_end().split_once(':'));
-        let info = fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        Self { info, settings, bound }
+        Ok(Self { info: fields(&info), settings, bound: Some(bound) })
     }
 
     fn field(&self, name: &str) -> Option<&str> {
@@ -149,9 +140,9 @@ impl ServerState {
             let next = "Run `redis-cli CONFIG SET maxmemory-policy noeviction`, or give locks a Redis of their own: docs/runbooks/redis-evicts.md.";
             add(FindingId::Evicts, Severity::Problem, evidence, next);
         }
-        if let Some(evidence) = self.full_memory() {
-            let next = "Raise `maxmemory`, or delete what fills the memory: `redis-cli --bigkeys` finds it.";
-            add(FindingId::MemoryFull, Severity::Problem, evidence, next);
+        if let Some(refusal) = Refusal::find(&self.info, &self.settings) {
+            let (evidence, next) = self.refusal(refusal);
+            add(FindingId::RefusesWrites, Severity::Problem, evidence, next);
         }
         self.persistence(&mut add);
         self.replication(&mut add);
@@ -176,19 +167,41 @@ impl ServerState {
         ))
     }
 
-    fn full_memory(&self) -> Option<String> {
-        if self.field("maxmemory_policy") != Some("noeviction") {
-            return None;
-        }
-        let limit = self.number("maxmemory").filter(|limit| *limit > 0)?;
-        // The server leaves out the buffers of its replicas, too.
-        let buffers = self.number("mem_not_counted_for_evict").unwrap_or(0);
-        let used = self.number("used_memory")?.saturating_sub(buffers);
-        (used > limit).then(|| format!(
-            "{} are in use, and maxmemory is {}: the server refuses new locks and the releases of Redisson (OOM). Agents renew and release their locks.",
-            bytes(used),
-            bytes(limit)
-        ))
+    /// Returns the evidence for a refusal, and the next step.
+    fn refusal(&self, refusal: Refusal) -> (String, &'static str) {
+        let evidence = match refusal {
+            Refusal::Memory => format!(
+                "{} are in use, and maxmemory is {}: the server refuses new locks and the releases of Redisson (OOM). Agents renew and release their locks.",
+                bytes(self.number("used_memory").unwrap_or(0)),
+                bytes(self.number("maxmemory").unwrap_or(0))
+            ),
+            Refusal::Disk => {
+                let of = |field| self.field(field).unwrap_or("unknown");
+                format!(
+                    "The server cannot save its data (rdb_last_bgsave_status {}, aof_last_write_status {}), so it refuses all writes (MISCONF): no lock is acquired, renewed or released, and held locks end with their leases.",
+                    of("rdb_last_bgsave_status"),
+                    of("aof_last_write_status")
+                )
+            }
+            Refusal::Replicas => format!(
+                "{}, fewer than min-replicas-to-write requires, so the server refuses all writes (NOREPLICAS): no lock is acquired, renewed or released, and held locks end with their leases.",
+                amount(
+                    self.number("min_slaves_good_slaves").unwrap_or(0),
+                    "replica is connected",
+                    "replicas are connected"
+                )
+            ),
+        };
+        let next = match refusal {
+            Refusal::Memory => {
+                "Raise `maxmemory`, or delete what fills the memory: `redis-cli --bigkeys` finds it."
+            }
+            Refusal::Disk => {
+                "Make room on the server's disk; its log names the error: docs/runbooks/redis-refuses.md."
+            }
+            Refusal::Replicas => "Start the missing replicas: docs/runbooks/redis-refuses.md.",
+        };
+        (evidence, next)
     }
 
     fn persistence(&self, add: &mut impl FnMut(FindingId, Severity, String, &str)) {
@@ -334,7 +347,7 @@ mod tests {
 
     fn findings(info: &str, settings: &[(&str, &str)]) -> Vec<(FindingId, Severity, String)> {
         let settings = settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let state = ServerState::new(&format!("{CALM}{info}"), settings, None);
+        let state = ServerState { info: fields(&format!("{CALM}{info}")), settings, bound: None };
         let found = state.judge(&subject(), &[0], 10_000).into_iter();
         found.map(|found| (found.id, found.severity, found.evidence)).collect()
     }
@@ -370,12 +383,22 @@ mod tests {
     fn a_full_memory_is_a_problem_where_nothing_is_evicted() {
         let full = "maxmemory:1048576\r\nused_memory:2097152\r\n";
         let found = findings(full, &[]);
-        assert_eq!((found[0].0, found[0].1), (FindingId::MemoryFull, Severity::Problem));
+        assert_eq!((found[0].0, found[0].1), (FindingId::RefusesWrites, Severity::Problem));
         assert!(found[0].2.contains("2 MiB are in use, and maxmemory is 1 MiB"), "{found:?}");
         assert_eq!(ids("maxmemory:1048576\r\nused_memory:1048576\r\n", &[]), []);
         assert_eq!(ids("used_memory:1048576\r\n", &[]), [], "without a limit");
         let evicts = format!("{full}maxmemory_policy:allkeys-lru\r\n");
         assert_eq!(ids(&evicts, &[]), [FindingId::Evicts]);
+    }
+
+    #[test]
+    fn a_failing_disk_and_missing_replicas_are_problems() {
+        let disk = findings("aof_last_write_status:err\r\n", &[]);
+        assert_eq!((disk[0].0, disk[0].1), (FindingId::RefusesWrites, Severity::Problem));
+        assert!(disk[0].2.contains("aof_last_write_status err), so it refuses"), "{disk:?}");
+        let replicas = findings("min_slaves_good_slaves:1\r\n", &[("min-replicas-to-write", "2")]);
+        assert_eq!(replicas[0].0, FindingId::RefusesWrites);
+        assert!(replicas[0].2.starts_with("1 replica is connected, fewer than"), "{replicas:?}");
     }
 
     #[test]
@@ -394,7 +417,7 @@ mod tests {
         assert_eq!(ids(&format!("{one}min_slaves_good_slaves:1\r\n"), &[]), []);
         for bad in ["state=wait_bgsave,offset=0,lag=0", "state=online,offset=500,lag=31"] {
             let lagging = format!(
-                "connected_slaves:1\r\nmin_slaves_good_slaves:0\r\nslave0:ip=10.0.0.2,port=6379,{bad}\r\n"
+                "connected_slaves:1\r\nmin_slaves_good_slaves:1\r\nslave0:ip=10.0.0.2,port=6379,{bad}\r\n"
             );
             let found = findings(&lagging, &[]);
             assert_eq!(found[0].0, FindingId::ReplicaLagging);
@@ -413,7 +436,8 @@ mod tests {
         assert_eq!(ids("", &[("notify-keyspace-events", "")]), [FindingId::NotificationsOff]);
         assert_eq!(ids("instantaneous_ops_per_sec:10001\r\n", &[]), [FindingId::MonitorBusy]);
         let unbounded = Bound::Unbounded("Redis ends no reader".to_owned(), "Set a limit.");
-        let state = ServerState::new(CALM, BTreeMap::new(), Some(unbounded));
+        let (info, settings) = (fields(CALM), Fields::new());
+        let state = ServerState { info, settings, bound: Some(unbounded) };
         assert_eq!(state.judge(&subject(), &[0], 1_000)[0].id, FindingId::MonitorUnbounded);
         let summary = state.summary(&subject());
         assert_eq!(summary.monitor_bytes_per_second, Some(1024 + 12 * MONITOR_LINE));

@@ -17,6 +17,7 @@ use crate::clock::SteadyMillis;
 use crate::metrics::NODE;
 use crate::model::actor::Hub;
 use crate::model::types::GroupSums;
+use crate::sources::refusal::Refusal;
 use crate::sources::status::Sources;
 use crate::sources::view::SourceState;
 
@@ -40,7 +41,7 @@ pub(super) struct SnapshotCollector {
     source_lag: GaugeVec,
     up: IntGaugeVec,
     evicts: IntGaugeVec,
-    full: IntGaugeVec,
+    refuses: IntGaugeVec,
     unserved_slots: IntGaugeVec,
 }
 
@@ -116,10 +117,10 @@ impl SnapshotCollector {
                 "1 if the server may evict locks when it is full.",
                 &NODE,
             )?,
-            full: ints(
-                "redis_full",
-                "1 if the server's memory is full, so that it refuses new locks.",
-                &NODE,
+            refuses: ints(
+                "redis_refuses_writes",
+                "1 if the server refuses writes with this error.",
+                &["deployment", "node", "error"],
             )?,
             unserved_slots: ints(
                 "unserved_slots",
@@ -161,7 +162,7 @@ impl SnapshotCollector {
             &self.source_lag,
             &self.up,
             &self.evicts,
-            &self.full,
+            &self.refuses,
             &self.unserved_slots,
         ]
     }
@@ -175,7 +176,7 @@ impl SnapshotCollector {
             &self.source_state,
             &self.up,
             &self.evicts,
-            &self.full,
+            &self.refuses,
             &self.unserved_slots,
         ];
         for vec in ints {
@@ -284,7 +285,12 @@ impl SnapshotCollector {
             self.up.with_label_values(&labels).set(can_read);
             if let Some(info) = server.info().filter(|info| info.maxmemory_policy.is_some()) {
                 self.evicts.with_label_values(&labels).set(i64::from(info.evicts()));
-                self.full.with_label_values(&labels).set(i64::from(server.is_full()));
+                let refusal = server.refusal();
+                for reason in Refusal::ALL {
+                    self.refuses
+                        .with_label_values(&[labels[0], labels[1], reason.error()])
+                        .set(i64::from(refusal == Some(reason)));
+                }
             }
         }
         for (deployment, slots) in self.sources.unserved_slots() {
@@ -342,6 +348,7 @@ mod tests {
             node: deployment.to_owned(),
             link: state,
             reads: None,
+            refusal: watch::channel(None).1,
             whole: false,
         });
         link

@@ -14,6 +14,7 @@ use super::params::{LockParams, Params, instant, understood};
 use crate::archive::HoldersAt;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Counts, LockId, LockView, Notice};
+use crate::sources::refusal::Refusal;
 use crate::sources::view::{Progress, ServerView, SourceView};
 use crate::views::Subject;
 
@@ -102,8 +103,9 @@ struct ServerJson {
     down: Option<DownJson>,
     /// The policy by which it may evict locks, if it may.
     evicts: Option<String>,
-    /// True if its memory is full, so that it refuses new locks.
-    full: bool,
+    /// The error with which it refuses writes: OOM (writes that need memory), MISCONF or NOREPLICAS (all writes). Null
+    /// if it accepts them.
+    refuses: Option<&'static str>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -138,10 +140,11 @@ impl SourcesJson {
 
 impl From<ServerView> for ServerJson {
     fn from(server: ServerView) -> Self {
-        let ServerView { deployment, address, master, replica, version, down, evicts, full } =
+        let ServerView { deployment, address, master, replica, version, down, evicts, refusal } =
             server;
         let down = down.map(|down| DownJson { since: down.since, reason: down.reason });
-        Self { deployment, node: address, master, replica, version, down, evicts, full }
+        let refuses = refusal.map(Refusal::error);
+        Self { deployment, node: address, master, replica, version, down, evicts, refuses }
     }
 }
 

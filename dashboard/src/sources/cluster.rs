@@ -76,6 +76,7 @@ impl Follower {
             node: named.clone(),
             link,
             reads: None,
+            refusal: watch::channel(None).1,
             whole: true,
         });
         Some(Self {

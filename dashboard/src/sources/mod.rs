@@ -31,6 +31,7 @@ pub mod pace;
 pub mod poll;
 mod possible;
 pub mod read;
+pub mod refusal;
 pub mod registry;
 mod registry_entry;
 pub mod scan;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use service_kit::redis::{Endpoint, Link, LinkOptions, Replicas};
 use service_kit::shutdown::Shutdown;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -17,6 +17,7 @@ use super::keyspace::Keyspace;
 use super::monitor::MonitorReader;
 use super::poll::Poll;
 use super::read::ServerFacts;
+use super::refusal::RefusalReader;
 use super::registry::Registry;
 use super::scan::Scan;
 use super::scope::Scope;
@@ -92,11 +93,15 @@ impl Shared {
         }
         let reading = reading?;
         let server_link = server_link.unwrap_or_else(|| reading.clone());
+        let (found, refusal) = watch::channel(None);
+        let refusals = RefusalReader { link: server_link.clone(), found };
+        starting.spawn(format!("refusals of {}", starting.server), refusals.run());
         self.sources.add_server(Server {
             deployment: Arc::clone(&starting.deployment),
             node: starting.server.clone(),
             link: reading.state(),
             reads: replicas.as_ref().map(Replicas::choice),
+            refusal,
             whole: matches!(starting.share, SlotShare::Node(..)),
         });
         starting.subscribers(server_link.clone());

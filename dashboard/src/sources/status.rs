@@ -10,6 +10,7 @@ use service_kit::redis::{Address, LinkState, LinkStatus, ReadsFrom, Role, Server
 use tokio::sync::watch;
 
 use super::monitor::switch::Switch;
+use super::refusal::Refusal;
 use super::trace::Traces;
 use crate::clock::{SteadyMillis, millis};
 use crate::model::types::{LockId, ScopeId, Source};
@@ -219,6 +220,8 @@ pub struct Server {
     pub link: watch::Receiver<LinkState>,
     /// The replica that is read instead, if the settings request one.
     pub reads: Option<watch::Receiver<Option<ReadsFrom>>>,
+    /// The reason for which it refuses writes, as of the latest reading.
+    pub refusal: watch::Receiver<Option<Refusal>>,
     /// True if the other nodes of its cluster are watched too, if it is in one.
     pub whole: bool,
 }
@@ -239,11 +242,11 @@ impl Server {
         self.reads.is_none() && !self.whole && self.info().is_some_and(is_replica)
     }
 
-    /// Returns whether the server's memory is full, so that it refuses new locks. A replica's memory says nothing about
-    /// that of its master.
+    /// Returns the reason for which the server refuses writes, or `None` if it accepts them or cannot be reached.
     #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.info().is_some_and(|info| info.full && info.role != Some(Role::Replica))
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.info()?;
+        *self.refusal.borrow()
     }
 
     /// Returns the reason why the server itself is read although the settings request a replica.
@@ -263,7 +266,7 @@ impl Server {
             version: None,
             down: None,
             evicts: None,
-            full: self.is_full(),
+            refusal: self.refusal(),
         };
         match &self.link.borrow().status {
             LinkStatus::Up(info) => {

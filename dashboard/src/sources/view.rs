@@ -3,6 +3,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::refusal::Refusal;
 use crate::clock::SteadyMillis;
 use crate::model::types::Source;
 
@@ -98,8 +99,8 @@ pub struct ServerView {
     pub down: Option<Down>,
     /// The policy by which it may evict locks, if it may: a warning on every page.
     pub evicts: Option<String>,
-    /// True if its memory is full, so that it refuses new locks: a warning on every page.
-    pub full: bool,
+    /// The reason for which it refuses writes, if it does: a warning on every page.
+    pub refusal: Option<Refusal>,
 }
 
 /// A server that cannot be read.

@@ -7,8 +7,8 @@ use super::format::{self, Ago};
 use super::prose::Prose;
 use super::{Chrome, ErrorPage, assets, links};
 use crate::clock;
-use crate::sources::view::ServerView;
-use crate::sources::view::{SourceState, SourceView};
+use crate::sources::refusal::Refusal;
+use crate::sources::view::{ServerView, SourceState, SourceView};
 use crate::text::counted;
 
 /// A lock whose last read is older than this is marked, in milliseconds. The poll reads each lock at least every 10 s.
@@ -133,9 +133,10 @@ impl Health {
             .map(|line| format!("{} {}", line.source, line.state.as_str()));
         let partly = chrome.partly_visible.iter();
         let partly = partly.map(|(name, _)| format!("the cluster {name} is only partly visible"));
-        let full = chrome.servers.iter().filter(|server| server.full);
-        let full = full.map(|server| format!("the memory of {} is full", server.address));
-        let failing: Vec<String> = failing.chain(partly).chain(full).collect();
+        let refusing = chrome.servers.iter().filter_map(|server| {
+            Some(format!("{} refuses writes ({})", server.address, server.refusal?.error()))
+        });
+        let failing: Vec<String> = failing.chain(partly).chain(refusing).collect();
         if !failing.is_empty() {
             return Self { tone: "warn", word: "Partial", detail: failing.join(", ") };
         }
@@ -240,7 +241,7 @@ pub(super) fn state_tone(state: &SourceState) -> &'static str {
 pub(super) struct Alerts<'a> {
     down: Vec<(&'a ServerView, Prose<'a>, Ago)>,
     partly_visible: Vec<(&'a str, Prose<'a>)>,
-    full: Vec<&'a ServerView>,
+    refusing: Vec<(&'a ServerView, Refusal)>,
     evicting: Vec<(&'a ServerView, &'a str)>,
     not_kept: Option<String>,
 }
@@ -259,11 +260,12 @@ impl<'a> Alerts<'a> {
             .filter_map(|server| server.evicts.as_deref().map(|policy| (server, policy)));
         let partly_visible =
             chrome.partly_visible.iter().map(|(name, why)| (&**name, why.as_str().into()));
+        let refusing = chrome.servers.iter().filter_map(|server| Some((server, server.refusal?)));
         let not_kept = chrome.counts.not_kept;
         Self {
             down: down.collect(),
             partly_visible: partly_visible.collect(),
-            full: chrome.servers.iter().filter(|server| server.full).collect(),
+            refusing: refusing.collect(),
             evicting: evicting.collect(),
             not_kept: (not_kept > 0).then(|| counted(not_kept, "lock")),
         }

@@ -35,9 +35,6 @@ pub struct ServerInfo {
     pub maxmemory_policy: Option<String>,
     /// The memory limit in bytes; 0 is no limit.
     pub maxmemory: Option<u64>,
-    /// Set for a server that refuses commands that need memory (`OOM`), or did so in the last minute: its memory is full,
-    /// and it evicts no keys.
-    pub full: bool,
     /// Set for a node of a cluster.
     pub cluster: bool,
     /// The server's clock minus [`crate::clock::boot_micros`], in microseconds, at the first check or at the latest
@@ -68,13 +65,6 @@ impl ServerInfo {
         let fields: HashMap<&str, &str> =
             text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
         let field = |name: &str| fields.get(name).map(|value| (*value).to_owned());
-        let number = |name: &str| fields.get(name)?.parse::<u64>().ok();
-        let maxmemory = number("maxmemory");
-        // The server leaves out the buffers of its replicas, too.
-        let used = number("used_memory")
-            .map(|used| used.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0)));
-        let limit = maxmemory
-            .filter(|limit| *limit > 0 && fields.get("maxmemory_policy") == Some(&"noeviction"));
         Self {
             address: None,
             version: field("redis_version"),
@@ -89,8 +79,7 @@ impl ServerInfo {
             // Absent unless it is on.
             requires_replicas: fields.contains_key("min_slaves_good_slaves"),
             maxmemory_policy: field("maxmemory_policy"),
-            maxmemory,
-            full: limit.is_some_and(|limit| used > Some(limit)),
+            maxmemory: fields.get("maxmemory").and_then(|bytes| bytes.parse().ok()),
             cluster: fields.get("cluster_enabled") == Some(&"1"),
             clock_offset_micros: None,
             connected_at_micros: 0,
@@ -133,20 +122,6 @@ mod tests {
         };
         assert!(has(Some("7.0.15"), true) && has(Some("10.1"), true));
         assert!(!has(Some("6.2.14"), true) && !has(None, true) && !has(Some("7.0.15"), false));
-    }
-
-    #[test]
-    fn memory_is_full_above_a_limit_at_which_nothing_is_evicted() {
-        let is_full = |used: u64, others: &str| {
-            let text = format!("used_memory:{used}\r\nmaxmemory:1000\r\n{others}");
-            ServerInfo::from_info(&text).full
-        };
-        let kept = "maxmemory_policy:noeviction\r\n";
-        assert!(is_full(1_001, kept) && !is_full(1_000, kept));
-        assert!(!is_full(1_001, &format!("{kept}mem_not_counted_for_evict:1\r\n")));
-        assert!(!is_full(2_000, "maxmemory_policy:volatile-lru\r\n"));
-        let unlimited = format!("used_memory:1\r\nmaxmemory:0\r\n{kept}");
-        assert!(!ServerInfo::from_info(&unlimited).full);
     }
 
     #[test]

@@ -14,10 +14,6 @@ pub(super) const SECTIONS: [&str; 4] = ["server", "replication", "memory", "clus
 /// a smaller step harms no lease.
 const STEP: i64 = 1_000_000;
 
-/// The time in microseconds for which a server counts as full after it was: at its limit, it refuses some commands and
-/// executes others.
-const FULL_FOR: u64 = 60_000_000;
-
 /// The commands of one check.
 pub(super) fn commands() -> Vec<Cmd> {
     let info = SECTIONS.map(|section| cmd("INFO").arg(section).to_owned());
@@ -28,14 +24,11 @@ pub(super) fn commands() -> Vec<Cmd> {
 pub(super) struct ServerWatch {
     info: ServerInfo,
     clock: Option<Offset>,
-    /// The latest instant at which its memory was full.
-    full_at: Option<u64>,
 }
 
 impl ServerWatch {
     pub(super) fn new(info: ServerInfo) -> Self {
-        let full_at = info.full.then_some(info.connected_at_micros);
-        Self { info, clock: None, full_at }
+        Self { info, clock: None }
     }
 
     pub(super) fn info(&self) -> &ServerInfo {
@@ -54,8 +47,7 @@ impl ServerWatch {
             Value::BulkString(text) => Some(String::from_utf8_lossy(text)),
             _ => None,
         });
-        let text = texts.collect::<Vec<_>>().join("\r\n");
-        let new = ServerInfo::from_info(&text);
+        let new = ServerInfo::from_info(&texts.collect::<Vec<_>>().join("\r\n"));
         let info = &mut self.info;
         let mut changed = Vec::new();
         apply(&mut info.run_id, new.run_id, "run id", &mut changed);
@@ -63,13 +55,6 @@ impl ServerWatch {
         apply(&mut info.replid, new.replid, "replication id", &mut changed);
         apply(&mut info.maxmemory_policy, new.maxmemory_policy, "maxmemory-policy", &mut changed);
         apply(&mut info.maxmemory, new.maxmemory, "maxmemory", &mut changed);
-        if new.full {
-            self.full_at = Some(received);
-        }
-        let is_full = self.full_at.is_some_and(|at| received.saturating_sub(at) < FULL_FOR);
-        if std::mem::replace(&mut info.full, is_full) != is_full {
-            changed.push("full memory");
-        }
         if new.replicas.is_some() {
             info.requires_replicas = new.requires_replicas;
             let before = std::mem::replace(&mut info.replicas, new.replicas);
@@ -159,20 +144,6 @@ mod tests {
         assert_eq!(changed, ["role", "replication id"]);
         assert_eq!(server.info().role, Some(Role::Replica));
         assert_eq!(server.info().run_id.as_deref(), Some("a"));
-    }
-
-    #[test]
-    fn full_memory_is_a_change_and_so_is_its_end() {
-        let limits = "maxmemory:100\r\nmaxmemory_policy:noeviction\r\n";
-        let info = |used| text(&format!("used_memory:{used}\r\n{limits}"));
-        let mut server = ServerWatch::new(ServerInfo::from_info(limits));
-        let seconds = [(0, 90), (10, 101), (20, 99), (69, 101), (100, 99), (129, 99)];
-        let news = seconds.map(|(second, used)| {
-            let received = second * 1_000_000;
-            server.update(&[info(used)], received, received)
-        });
-        let change = vec!["full memory"];
-        assert_eq!(news, [vec![], change.clone(), vec![], vec![], vec![], change]);
     }
 
     #[test]

@@ -529,15 +529,15 @@ async fn an_evicting_redis_alerts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_full_redis_alerts() -> Result<()> {
+async fn a_redis_that_refuses_writes_alerts() -> Result<()> {
     let redis = RedisServer::start().await?;
     let dashboard = Dashboard::start(&redis.url(), &[]).await?;
     let jobs = [("lockscope-dashboard", vec![dashboard.port()])];
     let prometheus = Prometheus::start(&jobs, &hurried(&rules_in(DASHBOARD_RULES)?)).await?;
     redis.client().await?.call("CONFIG SET maxmemory 1").await?.ok()?;
-    eventually("LockscopeRedisFull", async || {
+    eventually("LockscopeWritesRefused", async || {
         let fired = fired(&prometheus).await?;
-        ensure!(fired.contains("LockscopeRedisFull"), "{fired:?}");
+        ensure!(fired.contains("LockscopeWritesRefused"), "{fired:?}");
         Ok(())
     })
     .await;

@@ -174,7 +174,7 @@ pub(super) fn server() -> ServerView {
         version: Some("7.0.15".into()),
         down: None,
         evicts: None,
-        full: false,
+        refusal: None,
     }
 }
 

@@ -14,6 +14,7 @@ use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::release::Outcome;
+use crate::sources::refusal::Refusal;
 use crate::sources::view::Progress;
 use crate::text;
 use crate::views::{
@@ -265,12 +266,19 @@ fn every_page_reports_a_cluster_that_is_only_partly_visible() {
 }
 
 #[test]
-fn every_page_reports_a_full_redis() {
+fn every_page_reports_a_redis_that_refuses_writes() {
     let mut page = overview(Vec::new());
-    page.chrome.servers[0].full = true;
-    let html = overview_page(&page).unwrap();
-    assert!(html.contains("Redis is full and grants no locks</strong> 127.0.0.1:6379"), "{html}");
-    assert!(html.contains("Partial") && !html.contains(">Live<"), "{html}");
+    let sentences = [
+        "Redis is full and grants no locks</strong> 127.0.0.1:6379 (main) uses all of its maxmemory",
+        "cannot save its data and refuses all writes</strong> 127.0.0.1:6379 (main) answers MISCONF:",
+        "lacks replicas and refuses all writes</strong> 127.0.0.1:6379 (main) answers NOREPLICAS,",
+    ];
+    for (refusal, sentence) in Refusal::ALL.into_iter().zip(sentences) {
+        page.chrome.servers[0].refusal = Some(refusal);
+        let html = overview_page(&page).unwrap();
+        assert!(html.contains(sentence), "{html}");
+        assert!(html.contains("Partial") && !html.contains(">Live<"), "{html}");
+    }
 }
 
 #[test]
