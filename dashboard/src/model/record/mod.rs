@@ -391,6 +391,15 @@ impl Record {
         !self.problems.is_empty()
     }
 
+    /// Returns whether it has a problem, or may have one at a further reading: a first one has found remains of it, or an earlier
+    /// run its problem.
+    #[must_use]
+    pub fn is_in_trouble(&self) -> bool {
+        let may_have_one =
+            |cold: &ColdState| cold.orphan_since.is_some() || !cold.restored_problems.is_empty();
+        self.has_problems() || self.cold.as_deref().is_some_and(may_have_one)
+    }
+
     /// Returns how often it has that problem.
     #[must_use]
     pub fn times(&self, problem: ProblemKind) -> u32 {
