@@ -60,8 +60,14 @@ impl Record {
                     changed = true;
                 }
                 None => {
-                    effects.push(self.detected(verdict));
                     let known = earlier.iter().find(|(known, _)| *known == verdict.problem);
+                    // An earlier run has counted the expired hold that it observed.
+                    let is_counted = known.is_some()
+                        && verdict.problem == ProblemKind::Expired
+                        && times(&case, verdict.problem) <= 1;
+                    if !is_counted {
+                        effects.push(self.detected(verdict));
+                    }
                     let since = known.map_or(verdict.since, |(_, since)| verdict.since.min(*since));
                     problems.push(explain(&case, Verdict { since, ..*verdict }));
                     begun.push(*verdict);

@@ -296,6 +296,16 @@ fn an_expired_hold_of_a_free_lock_is_reported_until_an_hour_after_it() {
 }
 
 #[test]
+fn an_expired_hold_of_an_earlier_run_is_not_counted_again() {
+    let mut model = model();
+    model.restore([(id("a"), expired(false))].into(), SteadyMillis(90_000));
+    read(&mut model, "a", 100_000, absent());
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), [ProblemKind::Expired]);
+    let is_detection = |(_, effect): &(ScopeId, Effect)| matches!(effect, Effect::Detected(..));
+    assert!(!model.take_effects().iter().any(is_detection));
+}
+
+#[test]
 fn an_expired_hold_is_reported_no_matter_who_holds_the_lock_after_the_restart() {
     let mut model = model();
     // The holder is no longer in the history.
