@@ -101,6 +101,8 @@ impl Model {
     pub fn leave(&mut self, node: ScopeId) {
         self.observe(node, Observation::MonitorActive { on: false });
         self.observe(node, Observation::ServerDown);
+        self.scopes[node.0].forget_refused();
+        self.stale = true;
         let Some(front) = self.scopes[node.0].front else { return };
         if let Some(cluster) = self.clusters.get_mut(&front) {
             cluster.nodes.retain(|other| *other != node);
@@ -272,6 +274,18 @@ mod tests {
         assert!(pass(&mut model, nodes[1]));
         model.join(MAIN, at(2));
         assert!(pass(&mut model, nodes[0]));
+    }
+
+    #[test]
+    fn locks_without_room_at_a_node_that_has_left_are_not_counted() {
+        let (mut model, nodes) = of_two();
+        let ended = Observation::ScanEnded { started: at(1), ended: time(1), skipped: 7 };
+        model.observe(nodes[0], ended);
+        model.publish(SteadyMillis(1));
+        assert_eq!(model.snapshot.possible_not_kept, 7);
+        model.leave(nodes[0]);
+        model.publish(SteadyMillis(2));
+        assert_eq!(model.snapshot.possible_not_kept, 0);
     }
 
     #[test]

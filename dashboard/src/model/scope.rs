@@ -406,6 +406,11 @@ impl Scope {
         self.refused.possible += 1;
     }
 
+    /// Forgets the locks for which there was no room, since the server is no longer watched.
+    pub(super) fn forget_refused(&mut self) {
+        (self.refused, self.refused_before) = (Refused::default(), Refused::default());
+    }
+
     /// Returns the larger numbers of locks without room, of the newest complete scan and the current one.
     pub(super) fn refused(&self) -> Refused {
         let (before, now) = (self.refused_before, self.refused);
