@@ -1,7 +1,7 @@
 //! Counts of the connections that listen for a lock's release. Each represents at least one waiter.
 //!
 //! Counting costs the server about a third of a microsecond per name, and shows waiters of any client without watching
-//! its traffic. Fair locks are left out, since their queues show more. Up to a thousand locks with waiters are counted
+//! its traffic. Fair locks with a queue are left out, since it shows more. Up to a thousand locks with waiters are counted
 //! every second, the others in turn, at least once a minute.
 
 use std::collections::HashMap;
@@ -91,7 +91,8 @@ impl Subscribers {
 
     fn is_counted(&self, lock: &LockView) -> bool {
         // A listener proves that a hash is a lock, so hashes that only look like one are counted too.
-        lock.kind != Kind::Fair
+        // A lock that has had a queue counts as fair, and may be used as a plain one by now.
+        (lock.kind != Kind::Fair || !lock.queued)
             && (lock.is_held() || lock.waiting > 0)
             && self.share.has(&lock.id.name)
     }
