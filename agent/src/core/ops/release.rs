@@ -1,6 +1,6 @@
 //! Release: the end of a hold in Redis.
 
-use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
+use redisson::script::{self, BadReply, Call, Publish, ReleaseOutcome, Value};
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
@@ -53,7 +53,7 @@ pub(in crate::core) fn release_call(
     kind: Kind,
     number: Number,
 ) -> Call {
-    let (holder, publish) = (core.numbers.field(kind, number), core.settings.publish);
+    let (holder, publish) = (core.numbers.field(kind, number), core.publish_of(kind));
     match kind {
         Kind::Lock | Kind::Fenced | Kind::Red => script::release(name, &holder, publish),
         Kind::Write => script::release_write(name, &holder, publish),
@@ -110,6 +110,11 @@ impl Operation for Release {
 }
 
 impl Core {
+    /// Returns how releases of locks of that kind are published. The servers of red locks are never in the cluster.
+    pub(in crate::core) fn publish_of(&self, kind: Kind) -> Publish {
+        if kind == Kind::Red { Publish::Plain } else { self.settings.publish }
+    }
+
     /// Logs that Redis refused the message about a release, if its reply says so.
     pub(in crate::core) fn note_message(&mut self, name: &LockName, reply: &Value) {
         if let Some(error) = script::unannounced(reply) {

@@ -34,7 +34,7 @@ impl Operation for NodeOp {
             }
             NodeVerb::Show { name, .. } => script::show(name),
             NodeVerb::Force { name, shown, .. } => {
-                seen_now(name, shown, &[], core.settings.publish)
+                seen_now(name, shown, &[], core.publish_of(Kind::Red))
             }
         }
     }
