@@ -281,8 +281,10 @@ impl LeaseTable {
         hold.unconfirmed = !confirmed;
         hold.forced_claim = hold.forced_claim.filter(|at| *at > sent);
         // A renewal that overtook a change of the count is corrected at once; one that is older than the claim that the
-        // hold was released says nothing about it.
-        let overtaken = confirmed && hold.count != form.count || hold.forced_claim.is_some();
+        // hold was released says nothing about it; and one that only verified a hold extended no lease.
+        let verified = form.verify && hold.mode == LeaseMode::Renewed;
+        let overtaken =
+            confirmed && hold.count != form.count || hold.forced_claim.is_some() || verified;
         hold.renew_at = match confirmed {
             _ if overtaken => now,
             true => lease.renew_at(sent, jitter),

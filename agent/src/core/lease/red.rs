@@ -92,8 +92,9 @@ impl LeaseTable {
             let renewed = hold.mode == LeaseMode::Renewed && !form.verify;
             let until = if renewed { lease.valid_until(sent) } else { part.valid_until };
             parts.confirm(node, sent, until);
-            // It may have overtaken a change of the count, or be too old to restore another part.
-            if hold.count != form.count || parts.is_stale(sent) {
+            // It may have overtaken a change of the count, have extended no lease, or be too old to restore another part.
+            let verified = form.verify && hold.mode == LeaseMode::Renewed;
+            if hold.count != form.count || verified || parts.is_stale(sent) {
                 parts.0[node].renew_at = now;
             }
         }
