@@ -326,6 +326,7 @@ impl Core {
         }
         if self.leases.decrement(number).is_some() {
             self.leases.schedule_renewal(number, self.now);
+            self.journal_hold(number);
         }
     }
 }

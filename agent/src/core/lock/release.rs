@@ -48,6 +48,8 @@ impl Core {
             return self.end_hold(number, End::Released, Some(reply_to));
         }
         let update = hold.update_for(reply_to, Change::Partial);
+        // The entry has ended, even if Redis does not confirm it in time.
+        self.journal_hold(number);
         self.update_hold(update);
     }
 
