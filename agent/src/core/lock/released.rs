@@ -31,7 +31,7 @@ struct LongRelease {
 }
 
 impl LongReleases {
-    /// Remembers a release if the lock's lease was long.
+    /// Remembers a release, or a hand-over, if the lock's lease was long.
     pub(in crate::core) fn add(&mut self, now: Moment, ending: &Ending) {
         if ending.longest.duration() <= SHORT {
             return;

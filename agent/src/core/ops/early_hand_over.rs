@@ -186,6 +186,7 @@ impl Core {
         match passed {
             HandOverOutcome::Passed { subscribers, .. } => {
                 self.on_handed_over(name, subscribers);
+                self.long_releases.add(self.now, &early.from);
                 // The latest one is confirmed once it is released, if nobody holds the lock.
                 let released = self.follow_up(op.sent, early);
                 let confirmed = early.ended.len() - usize::from(released);

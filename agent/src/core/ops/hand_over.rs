@@ -118,6 +118,7 @@ impl Core {
     ) {
         let name = from.name.clone();
         self.journal_gone(from.number);
+        self.long_releases.add(self.now, from);
         self.clear_attempt(to, id);
         let lost = match passed {
             HandOverOutcome::Passed { subscribers, token } => {
