@@ -60,6 +60,7 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 	var reply any
 	if id != "" {
 		if reply, err = conn.call("RESUME", id, secret); err == nil {
+			s.remember(reply) // The next command voids the old secret.
 			_, err = conn.call("SESSION", "PUSH", "on", "PROCESS", "on")
 		}
 	} else {
@@ -79,6 +80,7 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 		}
 		return err
 	}
+	s.remember(reply)
 	ticket, _ := reply.(map[string]any)
 	s.mu.Lock()
 	if s.closing {
@@ -86,7 +88,6 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 		conn.quit()
 		return errClosed
 	}
-	s.id, s.secret = text(ticket["id"]), text(ticket["secret"])
 	s.conn, s.proven, s.uncertain = conn, sent, false
 	s.mu.Unlock()
 	rows, _ := ticket["holds"].([]any)
@@ -95,6 +96,14 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 		s.onClose(conn)
 	}
 	return nil
+}
+
+// remember notes the id and the secret with which the session can be resumed.
+func (s *session) remember(reply any) {
+	ticket, _ := reply.(map[string]any)
+	s.mu.Lock()
+	s.id, s.secret = text(ticket["id"]), text(ticket["secret"])
+	s.mu.Unlock()
 }
 
 // takeOver compares the grants with the agent's list of this session's holds.

@@ -388,6 +388,7 @@ export class Session {
         }
       } else {
         ticket = await connection.call("RESUME", this.#id, this.#secret);
+        this.#secret = ticket.secret; // The next command voids the old secret.
         await connection.call("SESSION", ...OPTIONS);
       }
       if (connection.closed) throw new Disconnected("closed");

@@ -493,6 +493,7 @@ class Session:
                     ticket = await connection.call("SESSION", *_OPTIONS, limit=limit())
             else:
                 ticket = await connection.call("RESUME", self._id, self._secret, limit=limit())
+                self._secret = ticket["secret"]  # The next command voids the old secret.
                 await connection.call("SESSION", *_OPTIONS, limit=limit())
             if connection.refusal is not None:
                 raise connection.refusal
