@@ -484,6 +484,7 @@ export class Session {
     if (live.length === 0 || this.#closing) return;
     const next = Math.min(...live.map((grant) => grant.remaining * (grant.followed ? REFRESH_PART : 1)));
     this.#timer = setTimeout(() => this.#tend(), Math.min(Math.max(next, SHORTEST_PAUSE), LONGEST_TIMER));
+    this.#timer.unref(); // The connection keeps the process from ending for as long as a lock is held.
   }
 
   /** Ends holds whose deadline has passed, and reads the deadlines of the others. */
