@@ -1,6 +1,7 @@
 import net from "node:net";
 
 import { Disconnected, ErrorReply } from "./errors.js";
+import { afterReading } from "./interrupt.js";
 
 /** The limit, in ms, for replies that do not wait for a lock. The agent itself answers within about two seconds. */
 export const REPLY_LIMIT = 10_000;
@@ -154,10 +155,13 @@ export class Connection {
   /** Sends a command and waits for its reply. Closes the connection if no reply arrives in time. */
   async call(...words) {
     const reply = this.send(...words);
-    const timer = setTimeout(() => this.abort(), REPLY_LIMIT);
+    let answered = false;
+    const overdue = () => answered || this.abort();
+    const timer = setTimeout(() => afterReading(overdue), REPLY_LIMIT);
     try {
       return await reply;
     } finally {
+      answered = true;
       clearTimeout(timer);
     }
   }

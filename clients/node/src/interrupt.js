@@ -28,13 +28,20 @@ export function whenAborted(signal, callback) {
   };
 }
 
+/**
+ * Calls `callback` once the event loop has read what has arrived. After code that blocked it, timers run before that.
+ */
+export function afterReading(callback) {
+  setImmediate(callback);
+}
+
 /** Waits for a reply until the limit in ms, or until the signal is aborted. */
 export async function interruptible(reply, limit, signal) {
   reply.catch(() => {});
   let timer;
   let ignoreSignal;
   const interrupted = new Promise((_, reject) => {
-    const overdue = () => reject(new UnavailableError("no reply from the agent"));
+    const overdue = () => afterReading(() => reject(new UnavailableError("no reply from the agent")));
     const arm = (left) => {
       const next = left > LONGEST_TIMER ? () => arm(left - LONGEST_TIMER) : overdue;
       timer = setTimeout(next, Math.min(left, LONGEST_TIMER));

@@ -10,7 +10,7 @@ import {
   fromReply,
 } from "./errors.js";
 import { Grant, boot } from "./grant.js";
-import { LONGEST_TIMER, interruptible, pause, whenAborted } from "./interrupt.js";
+import { LONGEST_TIMER, afterReading, interruptible, pause, whenAborted } from "./interrupt.js";
 
 /** The options of a session. Its grace ends with this process, as nothing else knows its secret. */
 const OPTIONS = ["PUSH", "on", "PROCESS", "on"];
@@ -369,11 +369,13 @@ export class Session {
     const abort = () => connection.abort();
     const ignoreSignal = whenAborted(signal, abort);
     let late = false;
+    let ended = false;
     const overdue = () => {
+      if (ended) return;
       late = true;
       abort();
     };
-    const limit = setTimeout(overdue, Math.min(REPLY_LIMIT, Math.max(end - boot(), LEAST_LIMIT)));
+    const limit = setTimeout(() => afterReading(overdue), Math.min(REPLY_LIMIT, Math.max(end - boot(), LEAST_LIMIT)));
     try {
       signal?.throwIfAborted();
       const sent = boot();
@@ -406,6 +408,7 @@ export class Session {
       connection.abort();
       throw late ? new Disconnected("no reply in time") : error;
     } finally {
+      ended = true;
       clearTimeout(limit);
       ignoreSignal();
     }
