@@ -182,6 +182,9 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			if err := pause(ctx); err != nil {
 				return nil, err
 			}
+			if len(s.all()) > 0 { // A draining agent accepts no other connection to read the deadlines.
+				s.refresh()
+			}
 		case code(p.err) == "LOST" && len(known) == 0:
 			// The lock was granted and lost before the agent could report it: the wait goes on.
 		case code(p.err) == "LOST":

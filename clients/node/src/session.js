@@ -142,8 +142,10 @@ export class Session {
             this.#doubt(connection);
             throw error;
           } else if (!(error instanceof ErrorReply)) throw error;
-          else if (error.code === "DRAINING" && boot() < end) await pause(RETRY_PAUSE, signal);
-          else if (error.code === "LOST") {
+          else if (error.code === "DRAINING" && boot() < end) {
+            await pause(RETRY_PAUSE, signal);
+            await this.#refreshWhileDraining();
+          } else if (error.code === "LOST") {
             // If the owner had no hold, the lock was granted and lost before the agent could report it: the wait goes on.
             if (known.length > 0) throw new LockLostError(known[0].name, error.message);
           } else throw fromReply(error);
@@ -507,6 +509,11 @@ export class Session {
   async #refresh() {
     const sent = boot();
     for (const row of await this.#call("HOLDS")) this.#renewed(row, sent);
+  }
+
+  /** Reads the deadlines between two attempts. A draining agent accepts no other connection for this. */
+  async #refreshWhileDraining() {
+    if (this.#grants.size > 0) await this.#refresh().catch(() => {}); // The next attempt reconnects.
   }
 
   async #refreshFromOutside(grants) {

@@ -199,6 +199,10 @@ impl Session {
                 Err(failure) => match failure.code() {
                     "DRAINING" if !expired => {
                         cancel.unless_requested(sleep(RETRY_PAUSE)).await;
+                        if !self.grants().is_empty() {
+                            // A draining agent accepts no other connection to read the deadlines.
+                            let _ = self.refresh().await;
+                        }
                     }
                     // Granted and lost before the agent could report it: the wait continues.
                     "LOST" if known.is_empty() => {}

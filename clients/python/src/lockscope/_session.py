@@ -221,6 +221,7 @@ class Session:
                 except ErrorReply as error:
                     if error.code == "DRAINING" and (end is None or boot() < end):
                         await asyncio.sleep(RETRY_PAUSE)
+                        await self._refresh_while_draining()
                         continue
                     if error.code == "LOST":
                         if known:
@@ -616,6 +617,12 @@ class Session:
             return
         for row in await self._call("HOLDS"):
             self._renewed(row)
+
+    async def _refresh_while_draining(self) -> None:
+        """Read the deadlines between two attempts. A draining agent accepts no other connection for this."""
+        if self.grants:
+            with contextlib.suppress(Disconnected, ErrorReply):  # The next attempt reconnects.
+                await self._refresh()
 
     async def _refresh_from_outside(self) -> None:
         for grant in list(self.grants.values()):

@@ -202,6 +202,10 @@ final class Session {
                         throw failure.toException();
                     }
                     interruption.pause(Link.RETRY_PAUSE);
+                    if (!grants.isEmpty()) {
+                        // A draining agent accepts no other connection to read the deadlines.
+                        renewals.refresh();
+                    }
                 }
                 case "LOST" -> {
                     // If the owner had no hold, the lock was granted and lost before the agent could report it: the
