@@ -136,8 +136,18 @@ class _Engine:
                 self._loop.call_soon_threadsafe(_close, self.agent)
         self._thread.join()
 
+    def check_thread(self) -> None:
+        """Raise `RuntimeError` in the event loop's thread, which would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a listener of a hold cannot acquire or release locks: let another thread do it")
+
     def submit(self, call: "_Call[T]") -> None:
         """Start the work, unless it was started before."""
+        try:
+            self.check_thread()
+        except RuntimeError:
+            call.drop()
+            raise
         with self._submitting:
             if self.closed:
                 call.drop()
@@ -204,6 +214,7 @@ class Hold(BaseHold):
         if self._released or self._engine.pid != os.getpid():
             return
         if not self._engine.closed:
+            self._engine.check_thread()
             call = _Call(self._session.unlock(self._grant))
             try:
                 self._released = True
