@@ -463,7 +463,7 @@ class Session:
                 raise Unavailable(CLOSED)
             try:
                 await self._open(None if end is None else max(end, boot() + ANSWER_TIME))
-                return
+                continue  # The session may have been closed meanwhile.
             except (OSError, Disconnected) as error:
                 cause: Exception = Unavailable(f"no agent at {self._path}: {error}")
             except ErrorReply as error:
