@@ -10,6 +10,7 @@ import io.github.lockscope.client.LockscopeException;
 import io.github.lockscope.client.NamedLock;
 import io.github.lockscope.client.Owner;
 import io.github.lockscope.client.RejectedException;
+import io.github.lockscope.client.UnavailableException;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.Callable;
@@ -225,11 +226,23 @@ class LockscopeLock implements RLock {
         return holdCount(currentThread());
     }
 
-    /** Returns the hold count in Redis if the thread has a hold, as Redisson does. */
+    /**
+     * Returns the hold count in Redis if the thread has a hold, as Redisson does. Without an answer it is the count known
+     * here: code that releases a lock only if it is held must not fail before the release.
+     */
     private int holdCount(long threadId) {
         var hold = owners.with(threadId, owner -> of(owner).hold()).filter(Hold::isHeld);
-        return hold.isEmpty() ? 0
-                : agent.show(name).map(state -> state.holders().getOrDefault(hold.get().holder(), 0L)).orElse(0L).intValue();
+        if (hold.isEmpty()) {
+            return 0;
+        }
+        try {
+            return agent.show(name)
+                    .map(state -> state.holders().getOrDefault(hold.get().holder(), 0L))
+                    .orElse(0L)
+                    .intValue();
+        } catch (UnavailableException noAnswer) {
+            return owners.with(threadId, owner -> of(owner).holdCount());
+        }
     }
 
     @Override
