@@ -195,6 +195,9 @@ public class Worker {
                     set(name, (Long) map(reply).get("holds"));
                 } catch (Resumed resumed) {
                     // The holds have been updated.
+                } catch (JedisDataException error) {
+                    if (!code(error).equals("DRAINING")) throw error;
+                    pause(); // the next agent grants it
                 }
             }
             return true;

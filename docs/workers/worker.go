@@ -205,6 +205,8 @@ func (s *session) lock(name string, wait time.Duration) bool {
 		case errors.Is(err, errResumed):
 		case errors.Is(err, redis.Nil):
 			return false
+		case code(err) == "DRAINING":
+			time.Sleep(100 * time.Millisecond) // the next agent grants it
 		default:
 			must(err)
 			s.set(name, reply.(map[any]any)["holds"].(int64))

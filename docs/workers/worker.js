@@ -91,7 +91,10 @@ class Session {
   async lock(name, ms) {
     const wanted = (this.holds[name] || 0) + 1;
     while ((this.holds[name] || 0) < wanted) {
-      const answer = await this.call('LOCK', name, 'WAIT', ms, 'IN', this.ticket[0]);
+      const answer = await this.call('LOCK', name, 'WAIT', ms, 'IN', this.ticket[0]).catch((error) => {
+        if (code(error) !== 'DRAINING') throw error;
+        return sleep(100); // the next agent grants it
+      });
       if (!answer) continue;
       if (answer.reply === null) return false;
       this.holds[name] = map(answer.reply).holds;

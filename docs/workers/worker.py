@@ -108,6 +108,11 @@ class Session:
                 held = self.call("LOCK", name, "WAIT", seconds * 1000, "IN", self.ticket[0])
             except Resumed:
                 continue
+            except redis.ResponseError as error:
+                if str(error).split()[0] != "DRAINING":
+                    raise
+                time.sleep(0.1)  # the next agent grants it
+                continue
             if held is None:
                 return False
             self.holds[name] = held["holds"]

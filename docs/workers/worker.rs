@@ -33,8 +33,9 @@ const PUSHES: usize = 1024;
 type Map = HashMap<String, Value>;
 type Failed = Box<dyn std::error::Error>;
 
-/// The connection broke and the session was resumed on a new one: check `holds` and repeat the command.
-struct Resumed;
+/// Check `holds` and repeat the command: the connection broke and the session was resumed on a new one, or the agent is
+/// shutting down and the next one grants the lock.
+struct Repeat;
 
 fn setting(name: &str, usual: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| usual.to_owned())
@@ -181,14 +182,18 @@ impl Session {
         Ok(())
     }
 
-    async fn call(&mut self, command: &Cmd) -> Result<Result<Value, Resumed>, Failed> {
-        let Some(connection) = &mut self.connection else { return Ok(Err(Resumed)) };
+    async fn call(&mut self, command: &Cmd) -> Result<Result<Value, Repeat>, Failed> {
+        let Some(connection) = &mut self.connection else { return Ok(Err(Repeat)) };
         match command.query_async(connection).await {
             Ok(reply) => Ok(Ok(reply)),
+            Err(error) if error.code() == Some("DRAINING") => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                Ok(Err(Repeat))
+            }
             Err(error) if error.code().is_some() => Err(error.into()),
             Err(_) => {
                 self.recover().await?;
-                Ok(Err(Resumed))
+                Ok(Err(Repeat))
             }
         }
     }
@@ -216,7 +221,7 @@ impl Session {
                     let held = Map::from_redis_value_ref(&held)?;
                     self.holds.insert(name.to_owned(), count(held.get("holds")));
                 }
-                Err(Resumed) => {}
+                Err(Repeat) => {}
             }
         }
         Ok(true)
