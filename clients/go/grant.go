@@ -3,6 +3,7 @@ package lockscope
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,7 @@ type grant struct {
 	handles  int64         // open holds here
 	atRisk   bool
 	lost     *LostError
-	onLost   []func(error)
+	onLost   []*lossListener
 	onRisk   []func()
 }
 
@@ -53,22 +54,30 @@ func (g *grant) lose(reason string) {
 // loseLocked ends the grant and unlocks the mutex before it notifies anyone.
 func (g *grant) loseLocked(reason string) error {
 	g.lost = &LostError{Name: g.name, Reason: reason}
-	listeners, lost := g.onLost, g.lost
+	listeners, lost := slices.Clone(g.onLost), g.lost
 	g.mu.Unlock()
 	for _, listener := range listeners {
-		listener(lost)
+		listener.notify(lost)
 	}
 	return lost
 }
 
-// whenLost calls the listener once when the hold is lost.
-func (g *grant) whenLost(listener func(error)) {
+type lossListener struct{ notify func(error) }
+
+// whenLost calls the function once when the hold is lost. It returns a function that ends this.
+func (g *grant) whenLost(notify func(error)) (forget func()) {
+	listener := &lossListener{notify}
 	g.mu.Lock()
 	g.onLost = append(g.onLost, listener)
 	lost := g.lost
 	g.mu.Unlock()
 	if lost != nil {
-		listener(lost)
+		notify(lost)
+	}
+	return func() {
+		g.update(func(g *grant) {
+			g.onLost = slices.DeleteFunc(g.onLost, func(other *lossListener) bool { return other == listener })
+		})
 	}
 }
 
@@ -114,6 +123,7 @@ type Hold struct {
 	grant    *grant
 	ctx      context.Context
 	end      context.CancelCauseFunc
+	forget   func() // a grant outlives the holds that reentered it
 	released atomic.Bool
 	once     sync.Once
 	err      error
@@ -123,7 +133,7 @@ func newHold(parent context.Context, s *session, g *grant) *Hold {
 	h := &Hold{session: s, grant: g}
 	ctx, cancel := context.WithCancelCause(parent)
 	h.ctx, h.end = heldContext{Context: ctx, parent: parent, hold: h}, cancel
-	g.whenLost(func(err error) { cancel(err) })
+	h.forget = g.whenLost(func(err error) { cancel(err) })
 	return h
 }
 
@@ -219,6 +229,7 @@ func (h *Hold) Release() error {
 		}
 		h.grant.mu.Unlock()
 		h.end(ErrReleased)
+		h.forget()
 	})
 	return h.err
 }
