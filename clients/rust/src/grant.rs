@@ -2,6 +2,7 @@
 
 use std::future::{Future as _, poll_fn};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -137,12 +138,16 @@ impl Grant {
         }
     }
 
-    /// Waits for the loss. Compares clocks whenever it is polled, even if no timer could run.
-    pub(crate) async fn lost(&self) -> Lost {
+    /// Waits for the loss, forever once the hold is released. Compares clocks whenever it is polled, even if no timer
+    /// could run.
+    pub(crate) async fn lost(&self, released: &AtomicBool) -> Lost {
         let mut ended = pin!(self.ended.notified());
         poll_fn(|context| {
             // Registers before the check, so that no loss in between is missed.
             let _ = ended.as_mut().poll(context);
+            if released.load(Ordering::Relaxed) {
+                return Poll::Pending; // The deadline of a released hold means nothing.
+            }
             self.check().map_or_else(Poll::Ready, |()| Poll::Pending)
         })
         .await

@@ -5,6 +5,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -29,13 +30,13 @@ pub struct Hold {
     owner: Owner,
     grant: Arc<Grant>,
     runtime: Handle,
-    released: bool,
+    released: Arc<AtomicBool>,
 }
 
 impl Hold {
     /// Makes a handle that the caller has counted in the grant.
     pub(crate) fn new(session: Arc<Session>, owner: Owner, grant: Arc<Grant>) -> Self {
-        Self { session, owner, grant, runtime: Handle::current(), released: false }
+        Self { session, owner, grant, runtime: Handle::current(), released: Arc::default() }
     }
 
     /// Returns the lock's name. Bytes that are not UTF-8 are replaced.
@@ -94,8 +95,8 @@ impl Hold {
     /// Completes when the hold is lost, and never after its release: a branch for `tokio::select!`, or a task of its
     /// own. It compares clocks whenever it is polled, so that it is complete after a stop of the process too.
     pub fn lost(&self) -> impl Future<Output = Lost> + Send + use<> {
-        let grant = self.grant.clone();
-        async move { grant.lost().await }
+        let (grant, released) = (self.grant.clone(), self.released.clone());
+        async move { grant.lost(&released).await }
     }
 
     /// Runs the work until it ends or the hold is lost. Compares clocks before each poll of the work.
@@ -141,8 +142,8 @@ impl Hold {
 
     /// Releases the hold. Fails with [`Error::Lost`](crate::Error::Lost) if it was lost before. If the future is
     /// dropped, the release continues.
-    pub async fn release(mut self) -> Result<()> {
-        self.released = true;
+    pub async fn release(self) -> Result<()> {
+        self.released.store(true, Ordering::Relaxed);
         let (session, grant) = (self.session.clone(), self.grant.clone());
         Detached::new(async move { session.unlock(&grant).await }).await
     }
@@ -150,7 +151,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if !self.released {
+        if !self.released.swap(true, Ordering::Relaxed) {
             self.session.unlock_soon(&self.grant, &self.runtime);
         }
     }
