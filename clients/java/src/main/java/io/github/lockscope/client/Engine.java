@@ -9,6 +9,8 @@ import java.util.concurrent.TimeUnit;
 
 /** The daemon threads of an agent object. */
 final class Engine {
+    private static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(100);
+
     final Poller poller = new Poller();
     // Work that arrives after the close is discarded: no sessions are left by then.
     private final ExecutorService background = new ThreadPoolExecutor(
@@ -27,9 +29,16 @@ final class Engine {
         return thread;
     }
 
-    /** Runs work that may block, or a listener of a hold. */
+    /**
+     * Runs work that may block, or a listener of a hold. While the system refuses another thread, the work is delayed: the
+     * thread that serves all connections must not end with that error.
+     */
     void run(Runnable work) {
-        background.execute(work);
+        try {
+            background.execute(work);
+        } catch (OutOfMemoryError refused) {
+            after(RETRY_PAUSE, () -> run(work));
+        }
     }
 
     /** Runs short work after a time. */
