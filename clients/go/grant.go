@@ -217,18 +217,21 @@ func (h *Hold) Extend(lease time.Duration) error {
 	return h.session.extend(h.grant, lease)
 }
 
-// Release releases the hold and cancels its context. It returns a *LostError if the hold was lost before. Further calls
+// Release cancels the hold's context and releases the hold. It returns a *LostError if the hold was lost before. Further calls
 // return the same.
 func (h *Hold) Release() error {
 	h.once.Do(func() {
 		h.released.Store(true)
+		if lost := h.grant.err(); lost != nil {
+			h.end(lost)
+		}
+		h.end(ErrReleased) // This ends waits of this owner, for which the release would have to wait.
 		h.err = h.session.unlock(h.grant)
 		h.grant.mu.Lock()
 		if h.grant.lost != nil {
 			h.err = h.grant.lost
 		}
 		h.grant.mu.Unlock()
-		h.end(ErrReleased)
 		h.forget()
 	})
 	return h.err
