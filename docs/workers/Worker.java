@@ -6,6 +6,7 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
 import java.nio.file.attribute.PosixFilePermissions;
 import java.time.Duration;
 import java.time.Instant;
@@ -137,10 +138,12 @@ public class Worker {
         private void goOn(Jedis fresh, Map<String, Object> reply) throws IOException {
             id = text(reply.get("id"));
             secret = text(reply.get("secret"));
-            if (!Files.exists(TICKET)) {
-                Files.createFile(TICKET, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rw-------")));
+            var file = Path.of(TICKET + ".new");
+            if (!Files.exists(file)) {
+                Files.createFile(file, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rw-------")));
             }
-            Files.writeString(TICKET, id + " " + secret);
+            Files.writeString(file, id + " " + secret);
+            Files.move(file, TICKET, StandardCopyOption.ATOMIC_MOVE); // never a part of it
             var now = new HashMap<String, Long>();
             if (reply.get("holds") instanceof List<?> rows) {
                 for (var row : rows) now.put(text(map(row).get("lock")), (Long) map(row).get("holds"));

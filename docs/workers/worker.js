@@ -54,7 +54,8 @@ class Session {
         const reply = map(this.ticket ? await agent.call('RESUME', ...this.ticket) : await agent.call('SESSION', 'GRACE', GRACE));
         if (this.ticket) say('resumed');
         this.ticket = [reply.id, reply.secret];
-        fs.writeFileSync(TICKET, JSON.stringify(this.ticket), { mode: 0o600 });
+        fs.writeFileSync(`${TICKET}.new`, JSON.stringify(this.ticket), { mode: 0o600 });
+        fs.renameSync(`${TICKET}.new`, TICKET); // never a part of it
         const now = Object.fromEntries((reply.holds || []).map(map).map((row) => [row.lock, row.holds]));
         if (Object.entries(this.holds).some(([name, count]) => count > 0 && !now[name])) lost('it was not there any more');
         this.calmDown(); // another agent sends no `safe` for its predecessor's `jeopardy`

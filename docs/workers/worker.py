@@ -80,8 +80,10 @@ class Session:
                     if ticket:
                         say("resumed")
                     self.ticket = [reply["id"], reply["secret"]]
-                    TICKET.touch(mode=0o600)
-                    TICKET.write_text(json.dumps(self.ticket))
+                    new = TICKET.with_suffix(".new")
+                    new.touch(mode=0o600)
+                    new.write_text(json.dumps(self.ticket))
+                    new.replace(TICKET)  # never a part of it
                     now = {row["lock"]: row["holds"] for row in reply.get("holds", [])}
                     if any(name not in now for name, count in self.holds.items() if count > 0):
                         lost("it was not there any more")

@@ -161,7 +161,9 @@ impl Session {
     fn store(&self, ticket: &str) -> std::io::Result<()> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
-        options.open(&self.ticket_file)?.write_all(ticket.as_bytes())
+        let new = self.ticket_file.with_extension("new");
+        options.open(&new)?.write_all(ticket.as_bytes())?;
+        std::fs::rename(new, &self.ticket_file) // never a part of it
     }
 
     /// Adopts the reported holds.
