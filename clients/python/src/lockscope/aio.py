@@ -175,6 +175,8 @@ class Agent:
         if self._closed:
             raise Unavailable(CLOSED)
         self._enter()
+        if owner is None:
+            raise RuntimeError("a lock belongs to a task: call this in a coroutine that a task runs")
         session = self._owners.get(owner)
         if session is None or session.owner is not owner:
             session = self._spare.pop() if self._spare else Session(self._path, self._grace, self._on_idle)
