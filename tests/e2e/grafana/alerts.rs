@@ -22,6 +22,7 @@ pub(super) fn hurried(rules: &str) -> String {
             Some((before, _)) if before.trim().is_empty() => format!("{before}for: 2s"),
             _ => line
                 .replace("[5m]", "[15s]")
+                .replace("[2m]", "[15s]")
                 .replace("[10m]", "[15s]")
                 .replace("offset 5m", "offset 15s")
                 .replace("offset 1m", "offset 3s")

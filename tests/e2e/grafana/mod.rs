@@ -73,6 +73,39 @@ fn amtool_accepts_the_example_which_routes_by_severity() -> Result<()> {
     Ok(())
 }
 
+/// An alert about what happened within 5 minutes ends 5 minutes after a single event.
+#[test]
+fn alerts_about_single_events_are_notified_before_they_end() -> Result<()> {
+    let example = text("grafana/prometheus/alertmanager.yml")?;
+    let seconds = |text: &str| -> Option<u64> {
+        let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+        Some(number.parse::<u64>().ok()? * if unit == "m" { 60 } else { 1 })
+    };
+    let setting = |text: &str, name: &str| {
+        let (_, rest) = text.split_once(name)?;
+        seconds(rest.lines().next()?.trim())
+    };
+    let mut checked = 0;
+    for rule in rules()?.split("- alert: ").skip(1) {
+        let name = rule.lines().next().unwrap_or_default();
+        let recent = rule.contains("increase(") && rule.contains("[5m])) > 0");
+        if !recent || rule.contains("severity: critical") {
+            continue;
+        }
+        let severity = if rule.contains("severity: info") { "'severity = info'" } else { name };
+        let route = example.split("    - matchers: ").find(|route| {
+            route.split('\n').next().is_some_and(|matchers| matchers.contains(severity))
+        });
+        let wait = setting(route.unwrap_or(&example), "group_wait: ").context("no group_wait")?;
+        let lasts = setting(rule, "        for: ").unwrap_or(0);
+        // A scrape and an evaluation are up to 15 s late.
+        ensure!(lasts + wait + 30 < 300, "{name} is notified {wait} s after {lasts} s");
+        checked += 1;
+    }
+    ensure!(checked > 5, "{checked} alerts");
+    Ok(())
+}
+
 #[test]
 fn alerts_pass_their_unit_tests() -> Result<()> {
     for file in [AGENT_RULES, DASHBOARD_RULES] {

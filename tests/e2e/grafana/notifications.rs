@@ -52,7 +52,7 @@ impl OnCall {
             let posts = format!("{name}    webhook_configs: [{{url: '{url}'}}]\n");
             example = example.replace(&name, &posts);
         }
-        for wait in ["group_wait: 5m", "group_wait: 30s"] {
+        for wait in ["group_wait: 5m", "group_wait: 2m", "group_wait: 30s"] {
             ensure!(example.contains(wait), "no {wait}");
             example = example.replace(wait, "group_wait: 5s");
         }
