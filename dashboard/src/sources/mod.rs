@@ -12,7 +12,8 @@
 //! - for their companions and the waiters of agents: EXISTS, LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE
 //!   and TIME;
 //! - for waiters: PUBSUB NUMSUB; for holders: CLIENT LIST;
-//! - for notifications: CONFIG GET, SUBSCRIBE and UNSUBSCRIBE; in a cluster: SSUBSCRIBE, SUNSUBSCRIBE and ASKING.
+//! - for notifications: CONFIG GET, SUBSCRIBE and UNSUBSCRIBE; in a cluster: SSUBSCRIBE, SUNSUBSCRIBE and ASKING;
+//! - for the reasons for which a server refuses writes: INFO and CONFIG GET.
 //!
 //! If a command is not permitted, the source that needs it is denied or sees less, and reports that.
 

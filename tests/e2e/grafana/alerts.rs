@@ -342,6 +342,34 @@ async fn a_history_that_cannot_be_written_alerts() -> Result<()> {
 }
 
 #[tokio::test]
+async fn servers_of_red_locks_alert_apart_from_the_main_redis() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut servers =
+        [RedisServer::start().await?, RedisServer::start().await?, RedisServer::start().await?];
+    let urls = servers.each_ref().map(RedisServer::url);
+    let flags: Vec<&str> = urls.iter().flat_map(|url| ["--redlock-url", url]).collect();
+    let agent = Agent::with(&redis, &flags).await?;
+    let jobs = [("lockscope-agent", vec![agent.http()])];
+    let prometheus = Prometheus::start(&jobs, &hurried(&rules_in(AGENT_RULES)?)).await?;
+    for (server, alert) in
+        servers.iter_mut().zip(["LockscopeRedServerDown", "LockscopeRedMajorityDown"])
+    {
+        let before = fired(&prometheus).await?;
+        assert!(!before.contains(alert), "{before:?}");
+        server.process().freeze().await?;
+        eventually(alert, async || {
+            let fired = fired(&prometheus).await?;
+            ensure!(fired.contains(alert), "{fired:?}");
+            Ok(())
+        })
+        .await;
+    }
+    let fired = fired(&prometheus).await?;
+    assert!(!fired.contains("LockscopeAgentRedisDown"), "{fired:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_frozen_redis_alerts_before_and_after_locks_are_lost() -> Result<()> {
     // A hold is in danger for less than a third of the lease, and a scrape must see it.
     let mut watched = Watched::with_lease("15s").await?;
