@@ -56,6 +56,9 @@ impl Record {
         let moved = released.is_some() || !doubt::are_same(&before, &holders);
         // True if an earlier run observed all of the holds.
         let mut resumed = last.is_none();
+        // Of a hash that only looked like a lock, an earlier run has stored the problems without the holds.
+        let before_known = last.is_some()
+            || self.hold_history.as_ref().is_some_and(|history| !history.restored.is_empty());
         let mut holds = Vec::with_capacity(holders.len());
         for holder in &holders {
             let known = before.iter().find(|hold| hold.id == holder.id);
@@ -83,7 +86,7 @@ impl Record {
         if self.confirmed && over.is_none() {
             self.archive_begun(effects);
         }
-        if moved && !resumed {
+        if moved && before_known && !resumed {
             self.end_restored_of_hold(stamp.steady(), effects);
         }
         let mode = hash.mode.as_deref().map(Mode::new);

@@ -453,3 +453,19 @@ fn an_acknowledgement_ends_with_the_problem_of_the_earlier_run() {
     read(&mut model, "b", 170_000, held(1, 1, Some(30_000)));
     assert!(archived(&mut model).iter().any(ended));
 }
+
+#[test]
+fn the_problem_of_a_hash_that_only_looks_like_a_lock_is_still_acknowledged() {
+    // The holds of such a lock are not stored.
+    let leaked = || RestoredLock { holds: Vec::new(), ..acknowledged(ProblemKind::Leaked) };
+    let mut model = model();
+    model.restore([(id("a"), leaked())].into(), SteadyMillis(0));
+    for ms in [500_000, 510_000] {
+        read(&mut model, "a", ms, held(1, 1, None));
+    }
+    let view = shown(&mut model, "a").unwrap();
+    let found = &view.problems[0];
+    assert!(!view.confirmed && found.certainty == Certainty::Suspected, "{view:?}");
+    assert!(found.acknowledged.is_some(), "{found:?}");
+    assert!(!archived(&mut model).iter().any(|entry| matches!(entry, ArchiveEntry::Cleared(..))));
+}
