@@ -267,7 +267,8 @@ impl App {
     /// If an instant is malformed, the two are in the wrong order, or the name is invalid.
     pub fn span(&self, params: &EventsParams, now: SteadyMillis) -> Result<Span, ApiError> {
         let (from, to) = span_of(params, now)?;
-        let name = non_blank(params.name.as_deref()).map(str::to_owned);
+        // A lock's name may be a blank.
+        let name = params.name.clone().filter(|name| !name.is_empty());
         let lock = if name.is_some() || params.name64.is_some() {
             let EventsParams { deployment, db, name64, .. } = params.clone();
             let lock = LockParams { deployment, db, name, name64, ..LockParams::default() };

@@ -90,6 +90,29 @@ async fn ages_and_past_holds_survive_a_restart() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_whose_name_is_a_blank_has_its_own_history() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let dashboard = with_history(&server, &folder).await;
+    for name in ["a", " "] {
+        take(&mut redis, name.as_bytes(), HOLDER, 600_000);
+    }
+    for name in ["a", " "] {
+        dashboard.lock_when(name, |lock| lock["state"] == "held").await;
+    }
+    let page = dashboard.get("/history?name=%20").await.body;
+    assert!(page.contains("Only events of"), "{page}");
+    let taken = "/api/v1/events?from=-1h&filter=event:taken&name=";
+    let all = dashboard
+        .json_when(taken, |events| events["events"].as_array().is_some_and(|all| all.len() == 2))
+        .await;
+    assert_eq!(all["next"], json!(null));
+    let own = dashboard.json(&format!("{taken}%20")).await;
+    assert_eq!(own["events"].as_array().map(Vec::len), Some(1), "{own}");
+}
+
 #[tokio::test]
 async fn invalid_queries_are_refused_with_a_reason() {
     let none = Dashboard::start("redis://127.0.0.1:1").await;
