@@ -89,9 +89,12 @@ pub(super) fn span_of(
         Some(from) => instant("from", from, now)?,
         None => now.minus(USUAL_SPAN_MS),
     };
-    let to = non_blank(params.to.as_deref()).map_or(Ok(now), |to| instant("to", to, now))?;
+    let named_to = non_blank(params.to.as_deref());
+    let to = named_to.map_or(Ok(now), |to| instant("to", to, now))?;
     if to < from {
-        return Err(ApiError::bad_request("`to` is before `from`"));
+        let why =
+            if named_to.is_some() { "`to` is before `from`" } else { "`from` is in the future" };
+        return Err(ApiError::bad_request(why));
     }
     Ok((from, to))
 }

@@ -54,11 +54,14 @@ fn mistake(params: &EventsParams, now: SteadyMillis) -> Option<(&'static str, St
     });
     let out_of_order = || {
         span_of(params, now).err()?;
-        Some((
-            "to",
-            "This is before the beginning: expected an instant after it, or nothing for now."
-                .to_owned(),
-        ))
+        let (field, why) = match non_blank(params.to.as_deref()) {
+            Some(_) => (
+                "to",
+                "This is before the beginning: expected an instant after it, or nothing for now.",
+            ),
+            None => ("from", "This is in the future: expected an instant before now."),
+        };
+        Some((field, why.to_owned()))
     };
     wrong.or_else(out_of_order)
 }

@@ -92,6 +92,8 @@ impl App {
     ) -> Result<LockPage, ApiError> {
         let (id, now) = (self.lock_id(params)?, SteadyMillis::now());
         let at = non_blank(params.at.as_deref()).map(|at| instant("at", at, now)).transpose()?;
+        // Nothing is known of the future.
+        let at = at.map(|at| at.min(now));
         let then = match at {
             Some(at) => Some(self.lock_then(&id, at).await?),
             None => None,

@@ -113,6 +113,27 @@ async fn a_lock_whose_name_is_a_blank_has_its_own_history() {
     assert_eq!(own["events"].as_array().map(Vec::len), Some(1), "{own}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_said_of_the_future() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let dashboard = with_history(&server, &folder).await;
+    take(&mut redis, b"a", HOLDER, 600_000);
+    dashboard.lock_when("a", |lock| lock["state"] == "held").await;
+    let page = dashboard.get("/lock?name=a&at=2999-01-01T00:00:00Z").await.body;
+    assert!(page.contains("id=\"lock-then\"") && !page.contains("2999-01-01"), "{page}");
+    let page = dashboard.get("/history?from=2999-01-01T00:00:00Z").await;
+    assert!(page.status == 400 && page.body.contains("From: This is in the future"), "{page:?}");
+    let page = dashboard.get("/history?from=-1h&to=-2h").await;
+    assert!(
+        page.status == 400 && page.body.contains("To: This is before the beginning"),
+        "{page:?}"
+    );
+    let answer = dashboard.get("/api/v1/events?from=2999-01-01T00:00:00Z").await;
+    assert!(answer.status == 400 && answer.body.contains("`from` is in the future"), "{answer:?}");
+}
+
 #[tokio::test]
 async fn invalid_queries_are_refused_with_a_reason() {
     let none = Dashboard::start("redis://127.0.0.1:1").await;
