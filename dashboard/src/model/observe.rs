@@ -97,6 +97,10 @@ impl Model {
             }
             return;
         }
+        // While it is unknown whether the server has restarted, so is what has ended a hold. The lock is read again.
+        if known && self.scopes[scope_id.0].is_lost() {
+            return;
+        }
         let context = self.scopes[scope_id.0].reading_context(name, source);
         self.update(scope_id, name, stamp.received, |record, _, effects| {
             record.read(stamp, source, reading, context, effects);

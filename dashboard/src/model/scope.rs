@@ -272,6 +272,11 @@ impl Scope {
         self.readable_since.is_some()
     }
 
+    /// Returns whether the server could be identified before, and cannot be read now.
+    pub(super) fn is_lost(&self) -> bool {
+        self.run_id.is_some() && !self.is_readable()
+    }
+
     /// Returns whether the newest reading of one of its locks shows the current state.
     pub(super) fn is_current(&self, record: &Record) -> bool {
         record.is_current(self.readable_since)

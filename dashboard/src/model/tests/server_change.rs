@@ -74,6 +74,23 @@ fn locks_lost_in_a_restart_make_one_notice() {
 }
 
 #[test]
+fn a_hold_is_lost_in_a_restart_although_another_one_was_read_before_it_was_known() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    model.observe(MAIN, Observation::ServerDown);
+    // The connection of the scan is back before that of the reads.
+    read_twice(&mut model, "a", 4_000, held(2, 1, Some(30_000)));
+    let (since, up_at, run_id) = (at(5_000), SteadyMillis(5_000), Some("two".into()));
+    model.observe(MAIN, Observation::ServerUp { since, at: up_at, run_id, cluster: false });
+    read(&mut model, "a", 5_001, held(2, 1, Some(29_000)));
+    model.tick(at(6_000));
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(view.history.past[0].ended, Some("restarted"), "{view:?}");
+    assert_eq!(*view.holders[0].id, holder(2).to_string());
+    assert!(model.notices[0].text.contains("1 held lock"), "{:?}", model.notices);
+}
+
+#[test]
 fn a_second_change_of_the_server_keeps_the_count_of_the_first() {
     let mut model = model();
     up(&mut model, 0, "h:1", false);
