@@ -27,9 +27,21 @@ pub trait Record: Send + Sync + 'static {
     fn cells(&self) -> Vec<String>;
 }
 
-/// Returns rows as a file named after their list, written as fast as it is read. `total` is the number of all rows.
-pub fn response<T: Record>(name: &str, rows: Vec<T>, total: usize) -> Response {
-    let cut = (total > rows.len()).then(|| format!("cut: {} of {total} rows", rows.len()));
+/// The number of rows without a limit.
+#[derive(Debug, Clone, Copy)]
+pub enum Total {
+    Exactly(usize),
+    AtLeast(usize),
+}
+
+/// Returns rows as a file named after their list, written as fast as it is read.
+pub fn response<T: Record>(name: &str, rows: Vec<T>, total: Total) -> Response {
+    let cut = match (rows.len(), total) {
+        (count, Total::Exactly(total)) => {
+            (total > count).then(|| format!("cut: {count} of {total} rows"))
+        }
+        (count, Total::AtLeast(least)) => Some(format!("cut: {count} of at least {least} rows")),
+    };
     let head = line(T::COLUMNS.iter().map(ToString::to_string));
     let mut rows = rows.into_iter();
     let body = std::iter::once(head)
@@ -364,7 +376,7 @@ mod tests {
         }
     }
 
-    async fn written<T: Record>(rows: Vec<T>, total: usize) -> String {
+    async fn written<T: Record>(rows: Vec<T>, total: Total) -> String {
         let body = response("x", rows, total).into_body();
         let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
         String::from_utf8(bytes.to_vec()).unwrap()
@@ -374,7 +386,7 @@ mod tests {
     async fn every_row_has_a_cell_for_each_heading() {
         let mut view = lock("=cmd");
         view.problems.push(leaked());
-        let text = written(vec![Arc::new(view)], 1).await;
+        let text = written(vec![Arc::new(view)], Total::Exactly(1)).await;
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2);
         assert!(lines[1].starts_with("main,0,\"'=cmd\",held,true,lock,"), "{text}");
@@ -386,9 +398,13 @@ mod tests {
     #[tokio::test]
     async fn all_rows_come_and_a_cut_is_stated() {
         let rows = |n: usize| (0..n).map(|i| Arc::new(lock(&format!("l{i}")))).collect::<Vec<_>>();
-        let whole = written(rows(1_201), 1_201).await;
+        let whole = written(rows(1_201), Total::Exactly(1_201)).await;
         assert_eq!(whole.lines().count(), 1_202);
-        let cut = written(rows(3), 7).await;
-        assert_eq!(cut.lines().last(), Some("\"cut: 3 of 7 rows\""));
+        for (total, last) in [
+            (Total::Exactly(7), "\"cut: 3 of 7 rows\""),
+            (Total::AtLeast(4), "\"cut: 3 of at least 4 rows\""),
+        ] {
+            assert_eq!(written(rows(3), total).await.lines().last(), Some(last));
+        }
     }
 }

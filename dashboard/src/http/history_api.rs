@@ -9,7 +9,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::app::App;
-use super::csv;
+use super::csv::{self, Total};
 use super::error::ApiError;
 use super::params::{
     EventsParams, Format, HeldParams, Params, limit_up_to, order, required_instant, understood,
@@ -80,8 +80,11 @@ pub(super) async fn events(
     let (from, to) = (search.from, search.to);
     let found = app.search_events(search, &filter).await?;
     if format == Format::Csv {
-        // The number of further events is unknown, so one represents all of them.
-        let total = found.events.len() + usize::from(found.next.is_some());
+        let count = found.events.len();
+        let total = match found.next {
+            Some(_) => Total::AtLeast(count + 1),
+            None => Total::Exactly(count),
+        };
         return Ok(csv::response("events", found.events, total));
     }
     let gaps = app.history(|archive| async move { archive.gaps(from, to).await }).await?;
@@ -130,7 +133,10 @@ pub(super) async fn held(
     let filter = filter(params.filter.as_deref(), EventFilter::parse_for_holds)?;
     let then = app.held_at(at, MAX_HELD, &filter).await?;
     if format == Format::Csv {
-        let total = then.total + usize::from(!then.complete);
+        let total = match then.complete {
+            true => Total::Exactly(then.total),
+            false => Total::AtLeast(then.total),
+        };
         return Ok(csv::response("held", then.holds, total));
     }
     let (total, complete, gap) = (then.total, then.complete, then.gap);

@@ -13,7 +13,7 @@ use utoipa::openapi::{Array, ObjectBuilder, OneOf, Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::app::App;
-use super::csv::{self, Record};
+use super::csv::{self, Record, Total};
 use super::error::ApiError;
 use super::params::{Format, ListParams, Params, limit, understood};
 use crate::model::contention::GroupTally;
@@ -283,7 +283,7 @@ fn list<T: Paged + Record>(app: &App, params: Params<ListParams>) -> Result<Resp
         }
         Format::Csv => {
             let Rows { rows, total, .. } = Arc::unwrap_or_clone(rows);
-            csv::response(T::NAME, rows, total)
+            csv::response(T::NAME, rows, Total::Exactly(total))
         }
     })
 }
