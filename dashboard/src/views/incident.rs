@@ -17,7 +17,7 @@ use crate::release::{MAX_REASON, Outcome, VALID};
 const NAMED: usize = 100;
 
 /// A lock, and a sentence about it.
-type Said = (LockLink, String);
+type Said<'a> = (LockLink, Prose<'a>);
 
 /// The locks that a form would release.
 struct Offered<'a> {
@@ -28,7 +28,7 @@ struct Offered<'a> {
     locks: Vec<LockLink>,
     waiting: u64,
     unproven: bool,
-    left_out: Vec<Said>,
+    left_out: Vec<Said<'a>>,
     left_out_count: usize,
     more: usize,
     mistake: Option<Prose<'a>>,
@@ -44,7 +44,7 @@ struct Done {
     /// The number of locks without an outcome so far.
     running: usize,
     /// The locks that were not released.
-    others: Vec<Said>,
+    others: Vec<Said<'static>>,
 }
 
 #[derive(Template)]
@@ -124,7 +124,7 @@ fn offered(page: &IncidentPage) -> Option<Offered<'_>> {
         waiting: batch.offers.iter().map(|(offer, _)| offer.view.waiting).sum(),
         unproven: batch.is_unproven(),
         left_out: left_out
-            .map(|(id, why)| (LockLink::new(id, &page.chrome), why.clone()))
+            .map(|(id, why)| (LockLink::new(id, &page.chrome), Prose::from(why.as_str())))
             .collect(),
         left_out_count: batch.left_out.len(),
         more: *more,
@@ -147,7 +147,9 @@ fn done(page: &IncidentPage) -> Option<Done> {
         running: of.saturating_sub(outcomes.len()),
         others: others
             .take(NAMED)
-            .map(|(id, outcome)| (LockLink::new(id, &page.chrome), outcome.explained()))
+            .map(|(id, outcome)| {
+                (LockLink::new(id, &page.chrome), Prose::from(outcome.explained()))
+            })
             .collect(),
     })
 }

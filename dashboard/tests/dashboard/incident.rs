@@ -260,7 +260,8 @@ async fn locks_without_the_right_or_with_several_holders_are_left_out() {
     let page = timeout(PATIENCE, shown).await.expect("the incident of all three locks");
     assert!(page.body.contains("Release 1<"), "{}", page.body);
     assert!(
-        page.body.contains("several holders") && page.body.contains("access denied"),
+        page.body.contains("several holders")
+            && page.body.contains("the right <code>release</code>"),
         "{page:?}"
     );
     let api = format!("/api/v1{path}");
