@@ -142,11 +142,14 @@ struct Group<'a> {
 impl<'a> Groups<'a> {
     /// Returns the groups. `several` is true if there are several deployments.
     pub(super) fn new(contention: &'a Contention, several: bool) -> Self {
-        let group = |group: &'a GroupTally| Group {
-            place: several.then_some(&*group.deployment),
-            name: text::visible(group.lock_group.as_bytes()),
-            link: links::group(&group.lock_group),
-            hour: Hour::new(&group.tally),
+        let group = |group: &'a GroupTally| {
+            let place = several.then_some(&*group.deployment);
+            Group {
+                place,
+                name: text::visible(group.lock_group.as_bytes()),
+                link: links::group(&group.lock_group, place),
+                hour: Hour::new(&group.tally),
+            }
         };
         Self {
             groups: contention.groups.iter().take(MAX_GROUPS).map(group).collect(),

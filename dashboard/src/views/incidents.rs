@@ -12,8 +12,8 @@ use super::row::{Badge, HolderCell, row_id};
 use super::{Chrome, ListPage, format, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Acknowledgement, ClearedProblem, LockView, RedView};
-use crate::query::Listed as _;
 use crate::query::incidents::IncidentRow;
+use crate::query::{Listed as _, with_term};
 use crate::text;
 
 /// A day, in milliseconds.
@@ -81,14 +81,11 @@ impl ListView for IncidentRow {
         let (lock, problem) = self.first();
         let count = self.locks.len();
         let prefix = self.prefix().map(|prefix| text::visible(prefix.as_bytes()));
-        let filter = format!(
-            "problem:{}{}",
-            self.problem.as_str(),
-            match self.owner() {
-                Some(owner) => format!(" owner:{owner}"),
-                None => String::new(),
-            }
-        );
+        let filter = with_term("", "problem", self.problem.as_str());
+        let filter = match self.owner() {
+            Some(owner) => with_term(&filter, "owner", owner),
+            None => filter,
+        };
         IncidentTemplate {
             id: row_id(self.id()),
             badge: Badge::of_incident(self, now),

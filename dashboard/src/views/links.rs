@@ -158,9 +158,17 @@ pub(super) fn filtered(filter: &str) -> String {
     address("/", &[("filter", Some(filter).filter(|filter| !filter.is_empty()))])
 }
 
-/// Returns the address of the locks of a group.
-pub(super) fn group(group: &str) -> String {
-    filtered(&with_term("", "group", group))
+/// Returns a filter for one of several deployments, or the filter itself if there is only one.
+pub(super) fn in_deployment(filter: String, deployment: Option<&str>) -> String {
+    match deployment {
+        Some(deployment) => with_term(&filter, "deployment", deployment),
+        None => filter,
+    }
+}
+
+/// Returns the address of the locks of a group, of one of several deployments.
+pub(super) fn group(group: &str, deployment: Option<&str>) -> String {
+    filtered(&in_deployment(with_term("", "group", group), deployment))
 }
 
 /// Returns the address of the live stream of the page at `address`.
@@ -187,6 +195,12 @@ mod tests {
         assert_eq!(lock(&id(b"\xff\xfe")), "/lock?deployment=main&db=3&name64=//4%3D");
         let replaced = id("\u{fffd}".as_bytes());
         assert_eq!(lock(&replaced), "/lock?deployment=main&db=3&name64=77%2B9");
+    }
+
+    #[test]
+    fn a_group_of_one_of_several_deployments_leads_to_its_locks_there() {
+        assert_eq!(group("orders", None), "/?filter=group:orders");
+        assert_eq!(group("orders", Some("eu")), "/?filter=group:orders%20deployment:eu");
     }
 
     #[test]

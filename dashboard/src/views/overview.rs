@@ -249,10 +249,11 @@ impl<'a> Groups<'a> {
         let groups = &page.contention.groups;
         let group = |group: &'a GroupTally| {
             let (tally, waited) = (&group.tally, group.tally.waited_ms());
+            let place = page.chrome.several_deployments.then_some(&*group.deployment);
             Group {
-                place: page.chrome.several_deployments.then_some(&*group.deployment),
+                place,
                 name: text::visible(group.lock_group.as_bytes()),
-                link: links::group(&group.lock_group),
+                link: links::group(&group.lock_group, place),
                 tally,
                 acquisitions: format::count(tally.acquisitions),
                 waited: (waited > 0).then(|| format::short_duration(waited)),

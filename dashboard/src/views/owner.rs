@@ -11,6 +11,7 @@ use super::picture::{ending_words, lasted};
 use super::row::{Row, client_words, unverified_remark};
 use super::shell::RawKey;
 use super::{OwnerPage, links};
+use crate::query::with_term;
 use crate::text;
 
 /// The client's facts at a glance.
@@ -123,7 +124,8 @@ struct OwnerTemplate<'a> {
 pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
     let chrome = &page.chrome;
     let row = |lock| Row::new(lock, chrome.several_deployments, chrome.several_dbs, chrome.now);
-    let filter = format!("owner:{}", page.owner.id);
+    let place = chrome.several_deployments.then_some(&*page.owner.deployment);
+    let filter = links::in_deployment(with_term("", "owner", &page.owner.id), place);
     OwnerTemplate {
         frame: Frame::new(title(page), "owners", chrome),
         page,

@@ -9,9 +9,9 @@ use super::row::row_id;
 use super::tabs::Tabs;
 use super::{Chrome, ListPage, links};
 use crate::clock::SteadyMillis;
+use crate::query::Listed;
 use crate::query::facets::narrowed;
 use crate::query::owners::OwnerRow;
-use crate::query::{Listed, with_term};
 use crate::text;
 
 #[derive(Template)]
@@ -40,11 +40,8 @@ impl Who {
             ("service", "") => Self::Unknown("no name"),
             ("host", "") => Self::Unknown("host not known"),
             (by @ ("service" | "host"), id) => {
-                let filter = narrowed("", by, id);
-                let filter = match chrome.several_deployments {
-                    true => with_term(&filter, "deployment", &row.deployment),
-                    false => filter,
-                };
+                let place = chrome.several_deployments.then_some(&*row.deployment);
+                let filter = links::in_deployment(narrowed("", by, id), place);
                 Self::Group(text::visible(id.as_bytes()), links::filtered(&filter))
             }
             _ => Self::Instance(

@@ -99,10 +99,11 @@ impl HeatRow {
         if !times.is_empty() {
             words.push_str(&format!("; problems at {}", times.join(", ")));
         }
+        let place = places.then_some(&*group.deployment);
         Self {
-            place: places.then(|| group.deployment.to_string()),
+            place: place.map(str::to_owned),
             name: text::visible(group.lock_group.as_bytes()),
-            link: links::group(&group.lock_group),
+            link: links::group(&group.lock_group, place),
             waited: (waited > 0).then(|| format::short_duration(waited)),
             cells: group.minutes.iter().map(|minute| Cell::new(minute, end, y)).collect(),
             words,

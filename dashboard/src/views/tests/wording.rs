@@ -2,7 +2,7 @@
 
 use super::fixtures::{
     ago, chrome, contended_lock, deadlocked, happened, held, history, holder, incident, leaked,
-    list, lock, lock_at, overview,
+    list, lock, lock_at, overview, owner, stuck,
 };
 use crate::archive::{Gap, PastEvent};
 use crate::clock::SteadyMillis;
@@ -19,7 +19,7 @@ use crate::sources::view::Progress;
 use crate::text;
 use crate::views::{
     ErrorPage, EventRow, HistoryPage, OverviewPage, ReleasePage, ReleaseStep, error_page,
-    history_page, incident_page, list_page, lock_page, overview_page, release_page,
+    history_page, incident_page, list_page, lock_page, overview_page, owner_page, release_page,
 };
 
 /// Returns the class of the row that has this text.
@@ -357,4 +357,15 @@ fn the_title_of_an_earlier_state_has_the_whole_name_and_no_sign_of_its_own() {
     let at = page.then.unwrap().at.to_wall().to_string();
     let time = at.get(11..19).unwrap();
     assert!(title.ends_with(&format!(">{time} · ● a · Lockscope · production")), "{title}");
+}
+
+#[test]
+fn the_locks_of_an_owner_are_found_whatever_its_id_is_and_only_in_its_deployment() {
+    let mut page = owner(&stuck());
+    page.owner.id = "foo bar:1".to_owned();
+    let html = owner_page(&page).unwrap();
+    assert!(html.contains("filter=owner:%22foo%20bar:1%22\""), "{html}");
+    page.chrome.several_deployments = true;
+    let html = owner_page(&page).unwrap();
+    assert!(html.contains("filter=owner:%22foo%20bar:1%22%20deployment:main\""), "{html}");
 }
