@@ -6,7 +6,7 @@ use askama::filters::HtmlSafe;
 use super::super::HistoryPage;
 use super::super::format::{self, rfc3339};
 use super::super::prose::Prose;
-use super::time_axis::{TimeAxis, time_of_day};
+use super::time_axis::{Mark, TimeAxis};
 use crate::archive::BUCKETS;
 use crate::clock::SteadyMillis;
 use crate::model::types::EVENT_WORDS;
@@ -42,9 +42,8 @@ struct Part {
 struct Unseen {
     x: u64,
     width: u64,
-    /// Its beginning and end, each as an instant of the wall clock and a time of day.
-    from: Option<(u64, String)>,
-    to: Option<(u64, String)>,
+    from: Option<Mark>,
+    to: Option<Mark>,
 }
 
 #[derive(Debug, Template)]
@@ -56,8 +55,8 @@ pub(in super::super) struct Strip<'a> {
     unseen: Vec<Unseen>,
     /// The position of the time cursor.
     cursor: Option<u64>,
-    /// The labels along the bottom: positions and times.
-    marks: Vec<(u64, String)>,
+    /// The labels along the bottom.
+    marks: Vec<Mark>,
     words: String,
     /// The earliest instant that is counted, if not all are.
     counted_from: Option<String>,
@@ -77,6 +76,8 @@ impl<'a> Strip<'a> {
             bucket.iter().enumerate().filter(|(kind, _)| shown(*kind)).map(|(_, n)| n).sum()
         };
         let most = density.buckets.iter().map(count).max().unwrap_or(0);
+        let millis = density.to.millis_since(density.from).max(1);
+        let axis = TimeAxis { from: density.from, millis, width: WIDTH };
         let part = |(i, bucket): (usize, &[u64; EVENT_WORDS.len()])| {
             let n = count(bucket);
             let (start, end) = (density.start(i), density.start(i + 1));
@@ -91,19 +92,17 @@ impl<'a> Strip<'a> {
                     .iter()
                     .enumerate()
                     .any(|(kind, n)| kind >= FIRST_ACTION && shown(kind) && *n > 0),
-                words: format!("{} UTC: {}", time_of_day(start), counts(bucket, shown)),
+                words: format!("{} UTC: {}", axis.mark(start).words(), counts(bucket, shown)),
                 link: link(end.minus(1).max(start)),
             }
         };
-        let millis = density.to.millis_since(density.from).max(1);
-        let axis = TimeAxis { from: density.from, millis, width: WIDTH };
         let x = |at| axis.x(at);
         let unseen = page.gaps.iter().map(|gap| {
             let began = gap.from.filter(|at| *at > density.from);
             let ended = gap.to.filter(|at| *at < density.to);
             let (from, to) = (began.map_or(0, x), ended.map_or(WIDTH, x));
             let width = to.saturating_sub(from).max(LEAST_GAP);
-            let label = |at: SteadyMillis| (at.to_wall().0, time_of_day(at));
+            let label = |at| axis.mark(at);
             let x = from.min(WIDTH - LEAST_GAP);
             Unseen { x, width, from: began.map(label), to: ended.map(label) }
         });

@@ -1,10 +1,15 @@
 //! The time along the bottom of a picture.
 
+use askama::Template;
+use askama::filters::HtmlSafe;
+
 use super::super::format::rfc3339;
 use crate::clock::SteadyMillis;
 
 /// The number of parts into which labels divide the time.
 const PARTS: u64 = 4;
+/// The length of a day, in milliseconds.
+const DAY_MS: u64 = 86_400_000;
 
 /// A span of time along the width of a picture.
 #[derive(Debug, Clone, Copy)]
@@ -23,14 +28,60 @@ impl TimeAxis {
         u64::try_from(x).unwrap_or(self.width)
     }
 
-    /// Returns the labels: instants of the wall clock, and their times of day.
-    pub(super) fn marks(&self) -> Vec<(u64, String)> {
-        let mark = |i: u64| self.from.plus(self.millis * i / PARTS);
-        (0..=PARTS).map(mark).map(|at| (at.to_wall().0, time_of_day(at))).collect()
+    /// Returns the labels.
+    pub(super) fn marks(&self) -> Vec<Mark> {
+        (0..=PARTS).map(|i| self.mark(self.from.plus(self.millis * i / PARTS))).collect()
+    }
+
+    /// Returns the label of an instant.
+    pub(super) fn mark(&self, at: SteadyMillis) -> Mark {
+        let instant = rfc3339(at);
+        let part =
+            |range: std::ops::Range<usize>| instant.get(range).unwrap_or_default().to_owned();
+        let day = (self.millis > DAY_MS).then(|| part(0..10));
+        Mark { wall_millis: at.to_wall().0, day, time: part(11..19) }
     }
 }
 
-/// Returns the time of day in UTC, to the second.
-pub(super) fn time_of_day(at: SteadyMillis) -> String {
-    rfc3339(at).get(11..19).unwrap_or_default().to_owned()
+/// An instant as a time of day in UTC, with its day in a picture of more than one.
+#[derive(Debug, Template)]
+#[template(path = "parts/mark.html")]
+pub(super) struct Mark {
+    wall_millis: u64,
+    day: Option<String>,
+    time: String,
+}
+
+impl HtmlSafe for Mark {}
+
+impl Mark {
+    /// Returns the label as plain text.
+    pub(super) fn words(&self) -> String {
+        match &self.day {
+            Some(day) => format!("{day} {}", self.time),
+            None => self.time.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_have_the_day_in_a_picture_of_more_than_one() {
+        // 2026-11-22T04:00:00Z
+        let from = SteadyMillis(1_795_320_000_000);
+        let words = |millis: u64| {
+            let marks = TimeAxis { from, millis, width: 1_000 }.marks();
+            [marks[0].words(), marks[4].words()]
+        };
+        assert_eq!(words(DAY_MS), ["04:00:00", "04:00:00"]);
+        assert_eq!(words(7 * DAY_MS), ["2026-11-22 04:00:00", "2026-11-29 04:00:00"]);
+        let mark = TimeAxis { from, millis: 7 * DAY_MS, width: 1_000 }.mark(from);
+        assert_eq!(
+            mark.to_string(),
+            "<span class=\"day\" data-day=\"1795320000000\">2026-11-22 </span><time data-clock=\"1795320000000\">04:00:00</time>"
+        );
+    }
 }

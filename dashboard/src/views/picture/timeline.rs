@@ -9,7 +9,7 @@ use super::super::PastWindow;
 use super::super::format::{self, rfc3339};
 use super::super::owner_name::OwnerName;
 use super::ending_words;
-use super::time_axis::{TimeAxis, time_of_day};
+use super::time_axis::{Mark, TimeAxis};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{
@@ -80,8 +80,8 @@ pub(in super::super) struct Timeline {
     more_holders: usize,
     /// The number of waiters without a lane, in words.
     more_waiters: Option<String>,
-    /// The labels along the bottom: positions and times.
-    marks: Vec<(u64, String)>,
+    /// The labels along the bottom.
+    marks: Vec<Mark>,
     legend: Vec<(&'static str, &'static str)>,
     /// A sentence about renewals, and true if some are marked.
     renewed: Option<(String, bool)>,
@@ -307,7 +307,8 @@ impl Timeline {
                 bars.truncate(NAMED);
                 bars.push("…".to_owned());
             }
-            let words = std::iter::once(time_of_day(at)).chain(bars).collect::<Vec<_>>().join("; ");
+            let time = self.axis.mark(at).words();
+            let words = std::iter::once(time).chain(bars).collect::<Vec<_>>().join("; ");
             Slot { x, link: link(at), words }
         };
         let slots = (0..SLOTS).map(slot).collect();
