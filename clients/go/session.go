@@ -114,7 +114,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 	if err := s.takeTurn(ctx, end, names); err != nil {
 		return nil, err
 	}
-	withdrawn := false
+	withdrawn, unanswered := false, false
 	defer func() {
 		if !withdrawn {
 			<-s.turn
@@ -128,14 +128,14 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			return nil, err
 		}
 		known := s.known(names, o.kind)
-		cleared, err := s.clear(known, o.several)
+		cleared, err := s.clear(known, o.several || !unanswered)
 		if err != nil {
 			return nil, err
 		}
 		if cleared {
 			continue
 		}
-		if !o.several && len(known) > 0 && known[0].surplus() {
+		if len(known) > 0 && known[0].surplus() {
 			return s.handOut(known), nil
 		}
 		conn := s.connected()
@@ -178,6 +178,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 		switch {
 		case errors.Is(p.err, errDisconnected):
 			s.doubt(conn)
+			unanswered = true
 		case code(p.err) == "DRAINING" && boot() < end:
 			if err := pause(ctx); err != nil {
 				return nil, err
@@ -282,12 +283,12 @@ func (s *session) known(names []string, kind Kind) (grants []*grant) {
 	return grants
 }
 
-// clear releases grants that arrived after their deadline, or that are left from a lost reply to a request for several
-// locks, and reports whether there were any. It fails if an open hold was lost.
-func (s *session) clear(known []*grant, several bool) (cleared bool, err error) {
+// clear releases grants that arrived after their deadline and, if so requested, the surplus of earlier commands. It
+// reports whether there were any, and fails if an open hold was lost.
+func (s *session) clear(known []*grant, surplus bool) (cleared bool, err error) {
 	for _, g := range known {
 		lost := g.err()
-		if lost == nil && !(several && g.surplus()) {
+		if lost == nil && !(surplus && g.surplus()) {
 			continue
 		}
 		if err := s.settle(g); err != nil {

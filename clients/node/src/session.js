@@ -109,13 +109,14 @@ export class Session {
     if (wait > LONGEST_WAIT) wait = undefined;
     const end = wait === undefined ? Infinity : boot() + wait;
     const described = names.join(", ");
+    let unanswered = false;
     const work = async (leaveRest) => {
       for (;;) {
         signal?.throwIfAborted();
         await this.#connect(Math.min(end, boot() + CONNECT_LIMIT), signal);
         const known = names.map((name) => this.#grants.get(key(name, kind))).filter(Boolean);
-        if (await this.#clear(known, several)) continue;
-        if (!several && known[0]?.surplus) return this.#handOut(known);
+        if (await this.#clear(known, several || !unanswered)) continue;
+        if (known[0]?.surplus) return this.#handOut(known);
         const connection = this.#connection;
         if (connection === null) continue;
         const left = Math.max(0, end - boot());
@@ -137,8 +138,10 @@ export class Session {
             leaveRest(this.#withdraw(connection, reply, lease, sent));
             throw error;
           }
-          if (isDisconnected(error)) this.#doubt(connection);
-          else if (error instanceof UnavailableError) {
+          if (isDisconnected(error)) {
+            this.#doubt(connection);
+            unanswered = true;
+          } else if (error instanceof UnavailableError) {
             this.#doubt(connection);
             throw error;
           } else if (!(error instanceof ErrorReply)) throw error;
@@ -172,14 +175,14 @@ export class Session {
   }
 
   /**
-   * Releases grants that arrived after their deadline, or that are left from a lost reply to a request for several locks.
-   * Returns whether there were any. Throws if an open hold was lost.
+   * Releases grants that arrived after their deadline and, if so requested, the `surplus` of earlier commands. Returns whether
+   * there were any. Throws if an open hold was lost.
    */
-  async #clear(known, several) {
+  async #clear(known, surplus) {
     let cleared = false;
     for (const grant of known) {
       const { held } = grant;
-      if (held && !(several && grant.surplus)) continue;
+      if (held && !(surplus && grant.surplus)) continue;
       await this.#settle(grant);
       if (!held && grant.handles > 0) throw new LockLostError(grant.name, grant.lost.reason);
       cleared = true;
@@ -431,7 +434,7 @@ export class Session {
       if (grant.held) grant.deadline = deadline(row, sent); // A hold whose deadline has passed stays lost.
       grant.warn(false);
     }
-    // These were granted by a LOCK whose reply was lost. The caller finds them here; otherwise they are released.
+    // These were granted by a LOCK whose reply was lost. If that call goes on, it finds them here; otherwise they are released.
     for (const row of listed.values()) this.#granted(row, undefined, sent);
     for (const grant of this.#grants.values()) this.#settleLater(grant);
     this.#arm();

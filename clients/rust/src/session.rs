@@ -149,6 +149,7 @@ impl Session {
             return Err(withdrawn());
         };
         let _turn = turn?;
+        let mut unanswered = false;
         loop {
             let patience = boot() + CONNECT_LIMIT;
             self.connect(end.map_or(patience, |end| end.min(patience)), Some(cancel)).await?;
@@ -156,12 +157,10 @@ impl Session {
                 return Err(withdrawn());
             }
             let known = self.known(request);
-            if self.clear(request, &known).await? {
+            if self.clear(&known, request.several || !unanswered).await? {
                 continue;
             }
-            if let [grant] = known.as_slice()
-                && grant.state().has_surplus()
-            {
+            if known.iter().any(|grant| grant.state().has_surplus()) {
                 return Ok(self.handed_out(known));
             }
             let Some((connection, id)) = self.link() else { continue };
@@ -195,7 +194,10 @@ impl Session {
                         return Ok(self.handed_out(grants));
                     }
                 }
-                Err(Failure::Disconnected) => self.doubt(&connection),
+                Err(Failure::Disconnected) => {
+                    self.doubt(&connection);
+                    unanswered = true;
+                }
                 Err(failure) => match failure.code() {
                     "DRAINING" if !expired => {
                         cancel.unless_requested(sleep(RETRY_PAUSE)).await;
@@ -241,13 +243,13 @@ impl Session {
         request.names.iter().filter_map(|name| self.find(&key(name))).collect()
     }
 
-    /// Releases grants that arrived after their deadline, or that a lost reply reported only in part. Returns whether
-    /// there were any. Fails if an open hold was lost.
-    async fn clear(self: &Arc<Self>, request: &Request, known: &[Arc<Grant>]) -> Result<bool> {
+    /// Releases grants that arrived after their deadline and, if so requested, the `surplus` of earlier commands.
+    /// Returns whether there were any. Fails if an open hold was lost.
+    async fn clear(self: &Arc<Self>, known: &[Arc<Grant>], surplus: bool) -> Result<bool> {
         let mut cleared = false;
         for grant in known {
             let lost = grant.check().err();
-            if lost.is_some() || (request.several && grant.state().has_surplus()) {
+            if lost.is_some() || (surplus && grant.state().has_surplus()) {
                 self.settle(grant).await?;
                 cleared = true;
             }

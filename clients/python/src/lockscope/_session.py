@@ -186,14 +186,15 @@ class Session:
         described = ", ".join(names)
         await self._turn(end, described)
         withdrawal: Optional["asyncio.Task[None]"] = None
+        unanswered = False
         try:
             while True:
                 patience = boot() + CONNECT_LIMIT
                 await self._connect(patience if end is None else min(end, patience))
                 known = [self.grants[name, kind] for name in names if (name, kind) in self.grants]
-                if await self._clear(known, several):
+                if await self._clear(known, surplus=several or not unanswered):
                     continue
-                if not several and known and known[0].count > known[0].handles:
+                if known and known[0].count > known[0].handles:
                     granted = known
                     break
                 assert self._connection is not None
@@ -210,13 +211,12 @@ class Session:
                 finally:
                     self._waiting = False
                 if not answered:
-                    self._uncertain = True
-                    self._connection.abort()
+                    self._doubt(self._connection)
                     raise Unavailable(f"could not acquire {described}: no reply from the agent within {limit:.0f} s")
                 try:
                     rows = reply.result()
                 except Disconnected:
-                    self._uncertain = True
+                    self._uncertain = unanswered = True
                     continue
                 except ErrorReply as error:
                     if error.code == "DRAINING" and (end is None or boot() < end):
@@ -259,15 +259,15 @@ class Session:
                 raise LockTimeout(f"could not acquire {described}: this owner still waits for another lock") from None
             raise Unavailable(f"could not acquire {described}: no reply from the agent to an earlier command") from None
 
-    async def _clear(self, known: List[Grant], several: bool) -> bool:
-        """Release grants that arrived after their deadline, or that are left from a lost reply for several locks.
+    async def _clear(self, known: List[Grant], surplus: bool) -> bool:
+        """Release grants that arrived after their deadline and, if so requested, the `surplus` of earlier commands.
 
         Return whether there were any. Raise `LockLost` if an open hold was lost.
         """
         cleared = False
         for grant in known:
             held = grant.held
-            if not held or (several and grant.count > grant.handles):
+            if not held or (surplus and grant.count > grant.handles):
                 await self._settle(grant)
                 cleared = True
             if not held and grant.handles:
@@ -436,7 +436,7 @@ class Session:
         except (OSError, Disconnected, ErrorReply, LockscopeError, asyncio.TimeoutError):
             self._uncertain = True
             if self._connection is not None:
-                self._connection.abort()
+                self._doubt(self._connection)
 
     def _withdrawn(self, _: "asyncio.Task[None]") -> None:
         self._mutex.release()
@@ -446,12 +446,13 @@ class Session:
 
     async def _call(self, *words: Word) -> Any:
         """Run a command that does not wait for a lock."""
-        assert self._connection is not None
+        connection = self._connection
+        assert connection is not None
         sent = boot()
         try:
-            reply = await self._connection.call(*words, limit=REPLY_LIMIT)
+            reply = await connection.call(*words, limit=REPLY_LIMIT)
         except (Disconnected, asyncio.CancelledError):
-            self._uncertain = True
+            self._doubt(connection)
             raise
         self._proven = sent
         return reply
@@ -525,7 +526,7 @@ class Session:
                 grant.deadline = _deadline(row)
                 grant.warn(False)
         for row in listed.values():
-            # It was granted by a LOCK whose reply was lost. The caller finds it here; otherwise it is released.
+            # It was granted by a LOCK whose reply was lost. If that call goes on, it finds it here; otherwise it is released.
             self._granted(row, row["kind"], None)
         for grant in self.grants.values():
             if grant.count > grant.handles:
@@ -565,6 +566,12 @@ class Session:
             self._spawn(self._recover())
         elif not self._users:
             self._id = None
+
+    def _doubt(self, connection: Connection) -> None:
+        """Note that a command went unanswered, and close its connection."""
+        self._uncertain = True
+        connection.abort()
+        self._on_close(connection)
 
     async def _recover(self) -> None:
         """Resume the session for as long as it may hold a lock."""

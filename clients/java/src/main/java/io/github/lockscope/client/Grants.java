@@ -103,8 +103,8 @@ final class Grants {
             grant.renew(deadline(fields, sent));
             grant.setAtRisk(false);
         }
-        // These were granted by a command whose reply was lost. Its caller finds them here; otherwise they are
-        // released.
+        // These were granted by a command whose reply was lost. If that call goes on, it finds them here; otherwise they
+        // are released.
         listed.values().forEach(fields -> granted(fields, false, sent));
     }
 }

@@ -100,30 +100,30 @@ final class Session {
     List<Hold> lock(Request request, long wait, Interruption interruption) throws InterruptedException {
         long end = wait == Interruption.FOREVER ? wait : BootClock.atLeast() + wait;
         takeTurn(request, end, interruption);
-        var withdrawal = new Withdrawal();
+        var call = new Call();
         try {
             while (true) {
                 link.connect(Math.min(end, BootClock.atLeast() + CONNECT_LIMIT), interruption);
                 var known = grants.known(request);
-                if (clear(known, request.several())) {
+                if (clear(known, request.several() || !call.unanswered)) {
                     continue;
                 }
-                if (!request.several() && !known.isEmpty() && known.get(0).hasSurplus()) {
+                if (!known.isEmpty() && known.get(0).hasSurplus()) {
                     return open(known);
                 }
-                var granted = attempt(request, end, !known.isEmpty(), interruption, withdrawal);
+                var granted = attempt(request, end, !known.isEmpty(), interruption, call);
                 if (!granted.isEmpty() && allHeld(granted)) {
                     return open(granted);
                 }
             }
         } finally {
-            if (withdrawal.work == null) {
+            if (call.withdrawal == null) {
                 turn.release();
             } else {
                 enter();
                 engine.run(() -> {
                     try {
-                        withdrawal.work.run();
+                        call.withdrawal.run();
                     } finally {
                         turn.release();
                         leave();
@@ -152,14 +152,17 @@ final class Session {
                 "could not acquire " + request + ": no reply from the agent to an earlier command");
     }
 
-    /** The work that ends an interrupted wait. It keeps the turn until it is done. */
-    private static final class Withdrawal {
-        private Runnable work;
+    /** The state of a call that acquires locks. */
+    private static final class Call {
+        /** True once the agent may have granted the locks although no reply was used. */
+        private boolean unanswered;
+        /** The work that ends an interrupted wait. It keeps the turn until it is done. */
+        private Runnable withdrawal;
     }
 
     /** Sends the command once. Returns an empty list if it must be sent again. */
     private List<Grant> attempt(
-            Request request, long end, boolean reentry, Interruption interruption, Withdrawal withdrawal)
+            Request request, long end, boolean reentry, Interruption interruption, Call call)
             throws InterruptedException {
         var connection = link.connection();
         if (connection == null) {
@@ -189,14 +192,18 @@ final class Session {
             // settles it.
             if (!link.ifCurrent(connection, () -> granted.addAll(granted(request, value, sent)))) {
                 link.doubt(connection);
+                call.unanswered = true;
             }
             return granted;
         } catch (InterruptedException interrupt) {
-            withdrawal.work = () -> withdraw(request, connection, reply, sent);
+            call.withdrawal = () -> withdraw(request, connection, reply, sent);
             throw interrupt;
         } catch (Failure failure) {
             switch (failure.code()) {
-                case "" -> link.doubt(connection);
+                case "" -> {
+                    link.doubt(connection);
+                    call.unanswered = true;
+                }
                 case "DRAINING" -> {
                     if (BootClock.atMost() >= end) {
                         throw failure.toException();
@@ -245,14 +252,14 @@ final class Session {
     }
 
     /**
-     * Releases grants that arrived after their deadline, or that are left from a lost reply to a request for several
-     * locks, and returns whether there were any. Throws if an open hold was lost.
+     * Releases grants that arrived after their deadline and, if so requested, the surplus of earlier commands. Returns
+     * whether there were any. Throws if an open hold was lost.
      */
-    private boolean clear(List<Grant> known, boolean several) {
+    private boolean clear(List<Grant> known, boolean surplus) {
         boolean cleared = false;
         for (var grant : known) {
             boolean held = grant.isHeld();
-            if (held && !(several && grant.hasSurplus())) {
+            if (held && !(surplus && grant.hasSurplus())) {
                 continue;
             }
             settle(grant);
