@@ -23,8 +23,7 @@ type grant struct {
 	handles  int64         // open holds here
 	atRisk   bool
 	lost     *LostError
-	onLost   []*lossListener
-	onRisk   []func()
+	watchers []*watcher // of open holds
 }
 
 // held reports whether the hold is certain. Once it is uncertain, it remains so.
@@ -54,38 +53,47 @@ func (g *grant) lose(reason string) {
 // loseLocked ends the grant and unlocks the mutex before it notifies anyone.
 func (g *grant) loseLocked(reason string) error {
 	g.lost = &LostError{Name: g.name, Reason: reason}
-	listeners, lost := slices.Clone(g.onLost), g.lost
+	watchers, lost := slices.Clone(g.watchers), g.lost
 	g.mu.Unlock()
-	for _, listener := range listeners {
-		listener.notify(lost)
+	for _, watcher := range watchers {
+		watcher.onLost(lost)
 	}
 	return lost
 }
 
-type lossListener struct{ notify func(error) }
+// watcher has the listeners of a hold.
+type watcher struct {
+	onLost func(error)
+	onRisk []func() // guarded by the grant
+}
 
-// whenLost calls the function once when the hold is lost. It returns a function that ends this.
-func (g *grant) whenLost(notify func(error)) (forget func()) {
-	listener := &lossListener{notify}
+// watch calls a function once when the grant is lost.
+func (g *grant) watch(onLost func(error)) *watcher {
+	w := &watcher{onLost: onLost}
 	g.mu.Lock()
-	g.onLost = append(g.onLost, listener)
+	g.watchers = append(g.watchers, w)
 	lost := g.lost
 	g.mu.Unlock()
 	if lost != nil {
-		notify(lost)
+		onLost(lost)
 	}
-	return func() {
-		g.update(func(g *grant) {
-			g.onLost = slices.DeleteFunc(g.onLost, func(other *lossListener) bool { return other == listener })
-		})
-	}
+	return w
+}
+
+// forget ends the watch of a hold that is released. The grant outlives it if its owner reentered the lock.
+func (g *grant) forget(w *watcher) {
+	g.update(func(g *grant) {
+		g.watchers = slices.DeleteFunc(g.watchers, func(other *watcher) bool { return other == w })
+	})
 }
 
 func (g *grant) warn(atRisk bool) {
 	g.mu.Lock()
 	var listeners []func()
 	if atRisk && !g.atRisk && g.lost == nil {
-		listeners = g.onRisk
+		for _, w := range g.watchers {
+			listeners = append(listeners, w.onRisk...)
+		}
 	}
 	g.atRisk = atRisk
 	g.mu.Unlock()
@@ -123,7 +131,7 @@ type Hold struct {
 	grant    *grant
 	ctx      context.Context
 	end      context.CancelCauseFunc
-	forget   func() // a grant outlives the holds that reentered it
+	watcher  *watcher
 	released atomic.Bool
 	once     sync.Once
 	err      error
@@ -133,7 +141,7 @@ func newHold(parent context.Context, s *session, g *grant) *Hold {
 	h := &Hold{session: s, grant: g}
 	ctx, cancel := context.WithCancelCause(parent)
 	h.ctx, h.end = heldContext{Context: ctx, parent: parent, hold: h}, cancel
-	h.forget = g.whenLost(func(err error) { cancel(err) })
+	h.watcher = g.watch(func(err error) { cancel(err) })
 	return h
 }
 
@@ -206,7 +214,7 @@ func (h *Hold) AtRisk() bool {
 
 // OnRisk calls the listener, in a new goroutine, whenever the hold becomes at risk.
 func (h *Hold) OnRisk(listener func()) {
-	h.grant.update(func(g *grant) { g.onRisk = append(g.onRisk, listener) })
+	h.grant.update(func(*grant) { h.watcher.onRisk = append(h.watcher.onRisk, listener) })
 }
 
 // Extend sets a fixed lease from now, at least 100 ms, and ends renewal. A lease of 0 returns the hold to renewal.
@@ -217,8 +225,8 @@ func (h *Hold) Extend(lease time.Duration) error {
 	return h.session.extend(h.grant, lease)
 }
 
-// Release cancels the hold's context and releases the hold. It returns a *LostError if the hold was lost before. Further calls
-// return the same.
+// Release cancels the hold's context and releases the hold. It returns a *LostError if the hold was lost before. Further
+// calls return the same.
 func (h *Hold) Release() error {
 	h.once.Do(func() {
 		h.released.Store(true)
@@ -226,13 +234,13 @@ func (h *Hold) Release() error {
 			h.end(lost)
 		}
 		h.end(ErrReleased) // This ends waits of this owner, for which the release would have to wait.
+		h.grant.forget(h.watcher)
 		h.err = h.session.unlock(h.grant)
 		h.grant.mu.Lock()
 		if h.grant.lost != nil {
 			h.err = h.grant.lost
 		}
 		h.grant.mu.Unlock()
-		h.forget()
 	})
 	return h.err
 }

@@ -10,7 +10,7 @@ import (
 func TestALostHoldHasAnEndedContext(t *testing.T) {
 	g := &grant{name: "orders:42", deadline: forever, ceiling: forever}
 	found, proceed := make(chan struct{}), make(chan struct{})
-	g.whenLost(func(error) {
+	g.watch(func(error) {
 		close(found)
 		<-proceed
 	})

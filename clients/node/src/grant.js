@@ -21,8 +21,7 @@ export class Grant {
   handles = 0; // open holds here
   atRisk = false;
   lost = null;
-  riskListeners = [];
-  #abort = new AbortController();
+  watchers = new Set(); // of open holds
 
   constructor({ lock, kind, holder, token }, renewed) {
     this.name = lock;
@@ -30,11 +29,20 @@ export class Grant {
     this.holder = holder;
     this.token = token;
     this.renewed = renewed;
-    setMaxListeners(0, this.signal); // Any number of operations may be aborted on a loss.
   }
 
-  get signal() {
-    return this.#abort.signal;
+  /** Returns what a hold watches the grant with. */
+  watcher() {
+    const watcher = { abort: new AbortController(), riskListeners: [] };
+    setMaxListeners(0, watcher.abort.signal); // Any number of operations may be aborted on a loss.
+    this.watchers.add(watcher);
+    if (this.lost !== null) watcher.abort.abort(this.lost);
+    return watcher;
+  }
+
+  /** Ends the watch of a hold that is released. The grant may outlive it, if its owner reentered the lock. */
+  forget(watcher) {
+    if (this.held) this.watchers.delete(watcher);
   }
 
   /** Reports whether the hold is certain. Once it is uncertain, it remains so. */
@@ -59,13 +67,14 @@ export class Grant {
   lose(reason) {
     if (this.lost !== null) return;
     this.lost = new LockLostError(this.name, reason);
-    this.#abort.abort(this.lost);
+    for (const { abort } of this.watchers) abort.abort(this.lost);
   }
 
   warn(atRisk) {
     const begins = atRisk && !this.atRisk && this.lost === null;
     this.atRisk = atRisk;
     // Listeners run after the current code. An error that one throws is a separate uncaught exception.
-    if (begins) for (const listener of this.riskListeners) queueMicrotask(() => listener());
+    if (!begins) return;
+    for (const { riskListeners } of this.watchers) for (const listener of riskListeners) queueMicrotask(() => listener());
   }
 }

@@ -45,12 +45,14 @@ function checkTimes(times) {
 export class Hold {
   #session;
   #grant;
+  #watcher;
   #released = null;
 
   constructor(owner, session, grant) {
     this.owner = owner;
     this.#session = session;
     this.#grant = grant;
+    this.#watcher = grant.watcher();
   }
 
   get name() {
@@ -70,7 +72,7 @@ export class Hold {
   }
 
   get signal() {
-    return this.#grant.signal;
+    return this.#watcher.abort.signal;
   }
 
   get held() {
@@ -91,7 +93,7 @@ export class Hold {
   }
 
   onRisk(listener) {
-    this.#grant.riskListeners.push(listener);
+    this.#watcher.riskListeners.push(listener);
   }
 
   async extend(lease) {
@@ -101,6 +103,7 @@ export class Hold {
 
   release() {
     this.#released ??= (async () => {
+      this.#grant.forget(this.#watcher);
       await this.#session.unlock(this.#grant);
       if (this.#grant.lost !== null) throw this.#grant.lost;
     })();

@@ -38,6 +38,7 @@ class BaseHold:
         self._session = session
         self._grant = grant
         self._released = False
+        self._key = object()
 
     def __repr__(self) -> str:
         return f"<Hold of {self.name!r} ({self.kind}), {'held' if self.held else 'not held'}>"
@@ -98,11 +99,16 @@ class BaseHold:
 
     def on_lost(self, listener: Callable[[], None]) -> None:
         """Call `listener` once when the hold is lost, or at once if it is already lost. It must not block."""
-        self._grant.when_lost(listener)
+        self._grant.when_lost(self._key, listener)
 
     def on_risk(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever the hold becomes at risk. It must not block."""
-        self._grant.on_risk.append(listener)
+        self._grant.on_risk.append((self._key, listener))
+
+    def _close(self) -> None:
+        """Mark the hold as released."""
+        self._released = True
+        self._grant.forget(self._key)
 
 
 AnyHold = TypeVar("AnyHold", bound=BaseHold)

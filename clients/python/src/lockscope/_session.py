@@ -63,8 +63,9 @@ class Grant:
         self.at_risk = False
         self.reason: Optional[str] = None
         self.lost = threading.Event()
-        self.on_lost: List[Listener] = []
-        self.on_risk: List[Listener] = []
+        #: The listeners, each with the key of its hold.
+        self.on_lost: List[Tuple[object, Listener]] = []
+        self.on_risk: List[Tuple[object, Listener]] = []
         #: Reentrant, since a signal's handler may find the loss too.
         self._losing = threading.RLock()
 
@@ -91,23 +92,31 @@ class Grant:
         self.lost = threading.Event()
         self.lost.set()
 
-    def when_lost(self, listener: Listener) -> None:
+    def when_lost(self, key: object, listener: Listener) -> None:
         """Call the listener once when the grant is lost, or at once if it is already lost."""
         with self._losing:
             lost = self.reason is not None
             if not lost:
-                self.on_lost.append(listener)
+                self.on_lost.append((key, listener))
         if lost:
             listener()
+
+    def forget(self, key: object) -> None:
+        """Drop the listeners of a hold that is released. The grant may outlive it, if its owner reentered the lock."""
+        if not self.held:
+            return
+        with self._losing:
+            self.on_lost = [each for each in self.on_lost if each[0] is not key]
+            self.on_risk = [each for each in self.on_risk if each[0] is not key]
 
     def warn(self, at_risk: bool) -> None:
         changed, self.at_risk = at_risk and not self.at_risk, at_risk
         if changed and self.held:
             self._tell(self.on_risk)
 
-    def _tell(self, listeners: List[Listener]) -> None:
+    def _tell(self, listeners: List[Tuple[object, Listener]]) -> None:
         """Call each listener. Log their exceptions, because no caller here could handle them."""
-        for listener in list(listeners):
+        for _, listener in list(listeners):
             try:
                 listener()
             except Exception:

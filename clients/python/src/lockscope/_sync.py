@@ -217,14 +217,14 @@ class Hold(BaseHold):
             self._engine.check_thread()
             call = _Call(self._session.unlock(self._grant))
             try:
-                self._released = True
+                self._close()
                 self._engine.submit(call)
                 call.result()
             except BaseException:
                 if not call.done:  # A signal may have arrived before the work was submitted.
                     self._engine.submit(call)
                 raise
-        self._released = True
+        self._close()
         if self._grant.reason is not None:
             raise LockLost(self.name, self._grant.reason)
 

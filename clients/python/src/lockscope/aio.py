@@ -33,7 +33,7 @@ class Hold(BaseHold):
         if self._released or self._session.abandoned:
             return
         usable = self._session.usable()
-        self._released = True
+        self._close()
         if usable:
             await self._session.unlock(self._grant)
         if self._grant.reason is not None:
