@@ -12,10 +12,9 @@ final class Engine {
     private static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(100);
 
     final Poller poller = new Poller();
-    // Work that arrives after the close is discarded: no sessions are left by then.
+    // It is never shut down, since work that has the turn of a session must be done. Its threads end when they are idle.
     private final ExecutorService background = new ThreadPoolExecutor(
-            0, Integer.MAX_VALUE, 30, TimeUnit.SECONDS, new SynchronousQueue<>(),
-            work -> daemon(work, "lockscope"), new ThreadPoolExecutor.DiscardPolicy());
+            0, Integer.MAX_VALUE, 30, TimeUnit.SECONDS, new SynchronousQueue<>(), work -> daemon(work, "lockscope"));
     private final ScheduledThreadPoolExecutor timer = new ScheduledThreadPoolExecutor(
             1, work -> daemon(work, "lockscope-timer"), new ThreadPoolExecutor.DiscardPolicy());
 
@@ -48,7 +47,6 @@ final class Engine {
 
     void close() {
         timer.shutdownNow();
-        background.shutdown();
         poller.close();
     }
 }
