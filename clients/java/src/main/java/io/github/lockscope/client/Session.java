@@ -5,6 +5,8 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.List;
+import java.util.Queue;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
@@ -24,6 +26,8 @@ final class Session {
     private final Renewals renewals;
     /** Has a permit while no command runs. */
     private final Semaphore turn = new Semaphore(1);
+    /** Work that runs in the background once it has the turn. */
+    private final Queue<Runnable> waitingWork = new ConcurrentLinkedQueue<>();
     /** True while the command that has the turn waits for a lock. */
     private volatile boolean waiting;
     /** The owner that this session serves. Guarded by the agent object. */
@@ -66,15 +70,37 @@ final class Session {
     /** Runs work in the background, as a user of the session, once it has the turn. */
     private void background(Runnable work) {
         enter();
+        waitingWork.add(work);
+        runWaitingWork();
+    }
+
+    /** Runs the next work in the background if the turn is free. No thread waits for the turn, which may take hours. */
+    private void runWaitingWork() {
+        while (!waitingWork.isEmpty() && turn.tryAcquire()) {
+            var work = waitingWork.poll();
+            if (work != null) {
+                runWithTurn(work);
+                return;
+            }
+            turn.release();
+        }
+    }
+
+    /** Runs work in the background, as a user who has entered the session and has the turn. */
+    private void runWithTurn(Runnable work) {
         engine.run(() -> {
-            turn.acquireUninterruptibly();
             try {
                 work.run();
             } finally {
-                turn.release();
+                passTurn();
                 leave();
             }
         });
+    }
+
+    private void passTurn() {
+        turn.release();
+        runWaitingWork();
     }
 
     /** Runs work with the turn, as a user of the session, unless a command is running. Returns whether it was run. */
@@ -86,7 +112,7 @@ final class Session {
         try {
             work.run();
         } finally {
-            turn.release();
+            passTurn();
             leave();
         }
         return true;
@@ -118,17 +144,10 @@ final class Session {
             }
         } finally {
             if (call.withdrawal == null) {
-                turn.release();
+                passTurn();
             } else {
                 enter();
-                engine.run(() -> {
-                    try {
-                        call.withdrawal.run();
-                    } finally {
-                        turn.release();
-                        leave();
-                    }
-                });
+                runWithTurn(call.withdrawal);
             }
         }
     }
@@ -294,7 +313,7 @@ final class Session {
             try {
                 settle(grant);
             } finally {
-                turn.release();
+                passTurn();
             }
             grant.checkNotLost();
         } finally {
@@ -329,7 +348,7 @@ final class Session {
             throw failure.toException();
         } finally {
             renewals.arm();
-            turn.release();
+            passTurn();
             leave();
         }
     }
