@@ -336,13 +336,15 @@ class Session:
         for grant in self.grants.values():
             grant.lose("the agent object was closed")
         self.grants.clear()
-        if self._connection is not None:
-            try:
-                await asyncio.wait_for(self._quit(self._connection), CLOSE_LIMIT)
-            except (OSError, Disconnected, ErrorReply, asyncio.TimeoutError):
-                pass
-            if self._connection is not None:
-                self._connection.abort()
+        connection = self._connection
+        with contextlib.suppress(OSError, Disconnected, ErrorReply, asyncio.TimeoutError):
+            if connection is not None:
+                await asyncio.wait_for(self._quit(connection), CLOSE_LIMIT)
+            elif self._mutex.locked():  # A connection that is being made then ends the session.
+                await asyncio.wait_for(self._mutex.acquire(), CLOSE_LIMIT)
+                self._mutex.release()
+        if connection is not None:
+            connection.abort()
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 
@@ -473,7 +475,7 @@ class Session:
                 raise Unavailable(CLOSED)
             try:
                 await self._open(None if end is None else max(end, boot() + ANSWER_TIME))
-                continue  # The session may have been closed meanwhile.
+                return
             except (OSError, Disconnected) as error:
                 cause: Exception = Unavailable(f"no agent at {self._path}: {error}")
             except ErrorReply as error:
@@ -508,6 +510,9 @@ class Session:
                 await connection.call("SESSION", *_OPTIONS, limit=limit())
             if connection.refusal is not None:
                 raise connection.refusal
+            if self._closing:
+                await connection.call("QUIT", limit=CLOSE_LIMIT)
+                raise Unavailable(CLOSED)
         except BaseException as error:
             connection.abort()
             if isinstance(error, Disconnected) and connection.refusal is not None:

@@ -18,6 +18,7 @@ import java.util.function.Consumer;
 final class Session {
     /** The longest wait for an agent that is not running. */
     private static final long CONNECT_LIMIT = TimeUnit.SECONDS.toNanos(30);
+    private static final long CLOSE_LIMIT = TimeUnit.SECONDS.toNanos(1);
 
     private final Engine engine;
     private final Consumer<Session> onIdle;
@@ -431,7 +432,11 @@ final class Session {
         if (turn.availablePermits() == 0) {
             engine.run(this::cancel);
         }
-        link.close();
+        if (link.isConnected()) {
+            link.close();
+        } else if (Interruption.deferring(CLOSE_LIMIT, nanos -> turn.tryAcquire(nanos, TimeUnit.NANOSECONDS))) {
+            passTurn(); // A connection that was being made has ended the session.
+        }
     }
 
     private void loseAll() {
