@@ -7,16 +7,19 @@ set -euo pipefail
 LOCK=orders:42
 LOCKCTL=${LOCKCTL:-lockctl}
 
-# Restarts itself under the lock. Status 75: the lock could not be acquired within a minute.
-if [[ ${LOCKSCOPE_LOCK:-} != "$LOCK" ]]; then
-  exec "$LOCKCTL" exec --wait 1m --kill-after 3s "$LOCK" -- "$0" "$@"
+# Restarts itself under the lock, with an argument that says so. LOCKSCOPE_LOCK would not do: a tmux server that was started under
+# the lock passes it on to programs that run there later. Status 75: the lock could not be acquired within a minute.
+if [[ ${1:-} != --locked ]]; then
+  exec "$LOCKCTL" exec --wait 1m --kill-after 3s "$LOCK" -- "$0" --locked "$@"
 fi
+shift
+held=$LOCK
 
 trap 'echo "ended in the middle"; exit 1' TERM
 
 # Called with and without the lock.
 check_stock() {
-  if [[ ${LOCKSCOPE_LOCK:-} == "$LOCK" ]]; then return; fi
+  if [[ $held == "$LOCK" ]]; then return; fi
   "$LOCKCTL" exec --wait 1m "$LOCK" -- true
 }
 
