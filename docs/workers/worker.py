@@ -80,7 +80,7 @@ class Session:
                     if ticket:
                         say("resumed")
                     self.ticket = [reply["id"], reply["secret"]]
-                    new = TICKET.with_suffix(".new")
+                    new = TICKET.with_name(f"{TICKET.name}.new")
                     new.touch(mode=0o600)
                     new.write_text(json.dumps(self.ticket))
                     new.replace(TICKET)  # never a part of it

@@ -161,7 +161,7 @@ impl Session {
     fn store(&self, ticket: &str) -> std::io::Result<()> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
-        let new = self.ticket_file.with_extension("new");
+        let new = self.ticket_file.with_added_extension("new");
         options.open(&new)?.write_all(ticket.as_bytes())?;
         std::fs::rename(new, &self.ticket_file) // never a part of it
     }
