@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use redisson::{LockName, Moment};
 
@@ -18,7 +19,7 @@ pub(super) struct LockEntry {
     pub(super) clients: u64,
     pub(super) due: Option<Due>,
     /// The key of the lock in the index of free locks.
-    free: Option<Moment>,
+    free: Option<FreeSince>,
 }
 
 impl LockEntry {
@@ -27,12 +28,49 @@ impl LockEntry {
     }
 }
 
+/// The instant at which a lock became free, and whether it is in trouble.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FreeSince {
+    at: Moment,
+    in_trouble: bool,
+}
+
+/// The free locks of a scope, each part in the order in which they became free.
+#[derive(Debug, Default)]
+pub(super) struct FreeLocks {
+    sound: BTreeSet<(Moment, LockName)>,
+    in_trouble: BTreeSet<(Moment, LockName)>,
+}
+
+impl FreeLocks {
+    /// Returns the locks among which such a lock is.
+    fn with(&mut self, free: FreeSince) -> &mut BTreeSet<(Moment, LockName)> {
+        if free.in_trouble { &mut self.in_trouble } else { &mut self.sound }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.sound.len() + self.in_trouble.len()
+    }
+
+    /// Returns the lock that has been free for the longest; one in trouble only if there is no other.
+    pub(super) fn first(&self) -> Option<&LockName> {
+        self.sound.first().or_else(|| self.in_trouble.first()).map(|(_, name)| name)
+    }
+
+    /// Returns the locks that have been free for longer than `age`.
+    pub(super) fn older_than(&self, age: Duration, now: Moment) -> impl Iterator<Item = &LockName> {
+        [&self.sound, &self.in_trouble].into_iter().flat_map(move |part| {
+            part.iter().take_while(move |(at, _)| now.since(*at) > age).map(|(_, name)| name)
+        })
+    }
+}
+
 /// The locks of a scope by name.
 #[derive(Debug, Default)]
 pub(super) struct LockTable {
     /// The entries are boxed, since the map has room for nearly twice as many after it has grown.
     entries: HashMap<LockName, Box<LockEntry>>,
-    free: BTreeSet<(Moment, LockName)>,
+    free: FreeLocks,
     awaited: HashSet<LockName>,
     /// The set is sorted, like `changed`, so that the same input gives the same output.
     with_named_waiters: BTreeSet<LockName>,
@@ -96,7 +134,7 @@ impl LockTable {
         let mut entry = *self.entries.remove(name)?;
         entry.due = None;
         if let Some(free) = entry.free.take() {
-            self.free.remove(&(free, name.clone()));
+            self.free.with(free).remove(&(free.at, name.clone()));
         }
         self.possible.remove(name);
         self.with_named_waiters.remove(name);
@@ -130,13 +168,16 @@ impl LockTable {
         } else {
             self.acknowledged.remove(name);
         }
-        let free = (!record.is_held()).then(|| record.free_since());
+        let free = (!record.is_held()).then(|| FreeSince {
+            at: record.free_since(),
+            in_trouble: record.is_in_trouble(),
+        });
         if entry.free != free {
             if let Some(before) = std::mem::replace(&mut entry.free, free) {
-                self.free.remove(&(before, name.clone()));
+                self.free.with(before).remove(&(before.at, name.clone()));
             }
             if let Some(free) = free {
-                self.free.insert((free, name.clone()));
+                self.free.with(free).insert((free.at, name.clone()));
             }
         }
     }
@@ -169,8 +210,7 @@ impl LockTable {
         std::mem::take(&mut self.removed)
     }
 
-    /// Returns the free locks with the instants at which they became free, oldest first.
-    pub(super) fn free(&self) -> &BTreeSet<(Moment, LockName)> {
+    pub(super) fn free(&self) -> &FreeLocks {
         &self.free
     }
 

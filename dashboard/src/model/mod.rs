@@ -189,13 +189,11 @@ impl Model {
             let scope = &mut self.scopes[index];
             scope.schedule.set_rate(self.settings.reads_a_second(scope.locks.len()));
             let scope = &self.scopes[index];
-            let old =
-                scope.locks.free().iter().take_while(|(since, _)| now.since(*since) > RETAINED);
             // Locks with problems are retained: they are few, and are bounded together with the others.
-            let old = old.filter(|(_, name)| {
+            let old = scope.locks.free().older_than(RETAINED, now).filter(|name| {
                 scope.locks.get(name).is_none_or(|entry| !entry.record.has_problems())
             });
-            let old: Vec<LockName> = old.map(|(_, name)| name.clone()).collect();
+            let old: Vec<LockName> = old.cloned().collect();
             for name in old {
                 self.evict(scope_id, &name);
             }

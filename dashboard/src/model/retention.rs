@@ -13,8 +13,6 @@ use crate::model::types::{ScopeId, Source};
 
 /// The most free locks that are retained in one scope.
 pub(super) const MAX_FREE: usize = 10_000;
-/// The most free locks among which one without trouble is searched for.
-const MAX_SEARCHED: usize = 100;
 
 impl Model {
     /// Creates the record of a new lock. Returns false if it is ignored, or there is no room.
@@ -68,14 +66,10 @@ impl Model {
         }
     }
 
-    /// Evicts the lock that has been free for the longest. Among the first ones, those in trouble are spared. Returns false
-    /// if no lock is free.
+    /// Evicts the lock that has been free for the longest; one in trouble only if there is no other. Returns false if no
+    /// lock is free.
     fn evict_oldest_free(&mut self, scope: ScopeId) -> bool {
-        let locks = &self.scopes[scope.0].locks;
-        let is_sound =
-            |name: &&LockName| locks.get(name).is_none_or(|entry| !entry.record.is_in_trouble());
-        let names = || locks.free().iter().map(|(_, name)| name);
-        let oldest = names().take(MAX_SEARCHED).find(is_sound).or_else(|| names().next()).cloned();
+        let oldest = self.scopes[scope.0].locks.free().first().cloned();
         oldest.map(|name| self.evict(scope, &name)).is_some()
     }
 
