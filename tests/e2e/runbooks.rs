@@ -274,16 +274,19 @@ async fn the_documented_source_identifies_who_released_by_force() -> Result<()> 
 /// Waits until the dashboard reports that the server refuses writes with this error, or that it accepts them.
 async fn refuses(dashboard: &Dashboard, error: Option<&str>) -> Result<()> {
     eventually(&format!("{error:?} to be reported"), async || {
-        let metrics = dashboard.metrics().await?;
+        let (metrics, name) =
+            (dashboard.metrics().await?, "lockscope_dashboard_redis_refuses_writes");
         for word in ["OOM", "MISCONF", "NOREPLICAS"] {
-            let value = metrics.sum("lockscope_dashboard_redis_refuses_writes", &[("error", word)]);
+            ensure!(metrics.0.contains(&format!("{name}{{")), "the server has not been read");
+            let value = metrics.sum(name, &[("error", word)]);
             ensure!((value == 1.0) == (error == Some(word)), "{word}: {value}");
         }
         Ok(())
     })
     .await;
     let sources = dashboard.json("/api/v1/sources").await?;
-    assert_eq!(sources["servers"][0]["refuses"].as_str(), error);
+    let server = sources["servers"][0].as_object().context("a server")?;
+    assert_eq!(server["refuses"].as_str(), error);
     Ok(())
 }
 

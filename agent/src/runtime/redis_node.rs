@@ -11,7 +11,7 @@ use futures_util::stream::unfold;
 use redisson::script::{self, Call, Publish};
 use redisson::{ClientId, HolderId, LockName, keys};
 use service_kit::redis::{
-    Address, CallError, Endpoint, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent,
+    Address, CallError, Endpoint, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, Role,
     ServerInfo, Subscriber, SubscriberOptions,
 };
 use service_kit::shutdown::Shutdown;
@@ -71,6 +71,23 @@ pub(super) struct RedisNode {
     metrics: Arc<Metrics>,
 }
 
+/// The facts about a server whose change puts the holds in doubt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Verified {
+    generation: u64,
+    role: Option<Role>,
+    run_id: Option<String>,
+    replid: Option<String>,
+    clock_offset_micros: Option<i64>,
+}
+
+impl Verified {
+    fn new(generation: u64, info: &ServerInfo) -> Self {
+        let ServerInfo { role, run_id, replid, clock_offset_micros, .. } = info.clone();
+        Self { generation, role, run_id, replid, clock_offset_micros }
+    }
+}
+
 /// Events from one Redis server.
 struct News {
     state: watch::Receiver<LinkState>,
@@ -86,6 +103,8 @@ struct News {
     evicts: Option<bool>,
     /// The run id of the server.
     run_id: Option<String>,
+    /// The server on which the holds were last verified.
+    verified: Option<Verified>,
     /// It is a node of a cluster, or one of the servers of red locks.
     part: bool,
     /// It has replicas, and nothing ensures that they have the locks.
@@ -169,6 +188,7 @@ impl RedisNode {
             connections: 0,
             evicts: None,
             run_id: None,
+            verified: None,
             part: options.red || options.in_cluster,
             unguarded: false,
             red: options.red,
@@ -339,14 +359,16 @@ impl News {
     /// Holds are verified on the connection for renewals, so its state decides. This connection also checks whether its
     /// server is still the same.
     fn renewals_state_changed(&mut self) -> FromRedis {
-        let status = self.renewals_state.borrow_and_update().status.clone();
+        let LinkState { generation, status } = self.renewals_state.borrow_and_update().clone();
         match status {
             LinkStatus::Up(info) => {
                 self.note_eviction(&info);
                 self.note_server(&info);
                 self.note_master(&info);
                 self.note_replicas(&info);
-                self.state(true)
+                let verified = Verified::new(generation, &info);
+                let before = self.verified.replace(verified.clone());
+                self.state(before != Some(verified))
             }
             LinkStatus::Down { .. } => self.state(false),
         }

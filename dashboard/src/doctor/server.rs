@@ -184,11 +184,11 @@ impl ServerState {
                 )
             }
             Refusal::Replicas => format!(
-                "{}, fewer than min-replicas-to-write requires, so the server refuses all writes (NOREPLICAS): no lock is acquired, renewed or released, and held locks end with their leases.",
+                "{} and in time (min-replicas-max-lag), fewer than min-replicas-to-write requires, so the server refuses all writes (NOREPLICAS): no lock is acquired, renewed or released, and held locks end with their leases.",
                 amount(
                     self.number("min_slaves_good_slaves").unwrap_or(0),
-                    "replica is connected",
-                    "replicas are connected"
+                    "replica is online",
+                    "replicas are online"
                 )
             ),
         };
@@ -197,9 +197,11 @@ impl ServerState {
                 "Raise `maxmemory`, or delete what fills the memory: `redis-cli --bigkeys` finds it."
             }
             Refusal::Disk => {
-                "Make room on the server's disk; its log names the error: docs/runbooks/redis-refuses.md."
+                "Read the server's log, which names the cause, often a full disk or too little memory to fork: docs/runbooks/redis-refuses.md."
             }
-            Refusal::Replicas => "Start the missing replicas: docs/runbooks/redis-refuses.md.",
+            Refusal::Replicas => {
+                "Start the replicas, or find out why they lag: docs/runbooks/redis-refuses.md."
+            }
         };
         (evidence, next)
     }
@@ -398,7 +400,7 @@ mod tests {
         assert!(disk[0].2.contains("aof_last_write_status err), so it refuses"), "{disk:?}");
         let replicas = findings("min_slaves_good_slaves:1\r\n", &[("min-replicas-to-write", "2")]);
         assert_eq!(replicas[0].0, FindingId::RefusesWrites);
-        assert!(replicas[0].2.starts_with("1 replica is connected, fewer than"), "{replicas:?}");
+        assert!(replicas[0].2.starts_with("1 replica is online and in time"), "{replicas:?}");
     }
 
     #[test]

@@ -104,7 +104,7 @@ struct ServerJson {
     /// The policy by which it may evict locks, if it may.
     evicts: Option<String>,
     /// The error with which it refuses writes: OOM (writes that need memory), MISCONF or NOREPLICAS (all writes). Null
-    /// if it accepts them.
+    /// if it accepts them, or if that is unknown.
     refuses: Option<&'static str>,
 }
 

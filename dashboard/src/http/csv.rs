@@ -40,6 +40,9 @@ pub fn response<T: Record>(name: &str, rows: Vec<T>, total: Total) -> Response {
         (count, Total::Exactly(total)) => {
             (total > count).then(|| format!("cut: {count} of {total} rows"))
         }
+        (count, Total::AtLeast(least)) if least <= count => {
+            Some("incomplete: the search took too long".to_owned())
+        }
         (count, Total::AtLeast(least)) => Some(format!("cut: {count} of at least {least} rows")),
     };
     let head = line(T::COLUMNS.iter().map(ToString::to_string));
@@ -403,6 +406,7 @@ mod tests {
         for (total, last) in [
             (Total::Exactly(7), "\"cut: 3 of 7 rows\""),
             (Total::AtLeast(4), "\"cut: 3 of at least 4 rows\""),
+            (Total::AtLeast(3), "\"incomplete: the search took too long\""),
         ] {
             assert_eq!(written(rows(3), total).await.lines().last(), Some(last));
         }

@@ -82,6 +82,8 @@ pub(super) async fn events(
     if format == Format::Csv {
         let count = found.events.len();
         let total = match found.next {
+            // A search that took too long may have found everything.
+            Some(_) if found.reached.is_some() => Total::AtLeast(count),
             Some(_) => Total::AtLeast(count + 1),
             None => Total::Exactly(count),
         };

@@ -168,10 +168,8 @@ impl LockTable {
         } else {
             self.acknowledged.remove(name);
         }
-        let free = (!record.is_held()).then(|| FreeSince {
-            at: record.free_since(),
-            in_trouble: record.is_in_trouble(),
-        });
+        let free = (!record.is_held())
+            .then(|| FreeSince { at: record.free_since(), in_trouble: record.is_in_trouble() });
         if entry.free != free {
             if let Some(before) = std::mem::replace(&mut entry.free, free) {
                 self.free.with(before).remove(&(before.at, name.clone()));

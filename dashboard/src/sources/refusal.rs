@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redis::cmd;
-use service_kit::redis::{CallError, Link};
+use service_kit::redis::{CallError, Link, LinkStatus};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -14,6 +14,8 @@ use super::read::{pipeline, strings, text};
 const INTERVAL: Duration = Duration::from_secs(5);
 /// The time for which a server counts as full after it was: at its limit, it refuses some commands and executes others.
 const FULL_FOR: Duration = Duration::from_secs(60);
+/// The time for which hidden settings are not requested again, since each denial adds to the server's log.
+const HIDDEN_FOR: Duration = Duration::from_secs(60);
 /// The sections of INFO that are read.
 const SECTIONS: [&str; 3] = ["memory", "persistence", "replication"];
 /// The settings that [`Refusal::find`] needs, each read separately, since older servers accept only one.
@@ -29,7 +31,7 @@ pub enum Refusal {
     Memory,
     /// It cannot save its data.
     Disk,
-    /// Fewer replicas are connected than it requires.
+    /// Fewer replicas are online, and have reported lately, than it requires.
     Replicas,
 }
 
@@ -110,41 +112,64 @@ pub(super) struct RefusalReader {
 impl RefusalReader {
     /// Runs until the connection is given up.
     pub(super) async fn run(self) {
-        let mut full_at: Option<Instant> = None;
-        // The connection whose account may not read settings: each attempt would add to the server's log.
-        let mut denied = None;
+        let mut state = self.link.state();
         while self.link.up().await.is_some() {
-            let connection = self.link.state().borrow().generation;
+            let connection = state.borrow().generation;
+            let lost = state.wait_for(|now| {
+                now.generation != connection || matches!(now.status, LinkStatus::Down { .. })
+            });
+            tokio::select! {
+                _ = lost => {}
+                () = self.read_until_lost() => {}
+            }
             // What a lost server refused says nothing about the next one.
-            let (mut refusal, hidden) =
-                self.read(denied != Some(connection)).await.unwrap_or_default();
-            if hidden {
-                denied = Some(connection);
-            }
+            self.found.send_replace(None);
+        }
+    }
+
+    async fn read_until_lost(&self) {
+        let mut full_at: Option<Instant> = None;
+        let mut hidden_at: Option<Instant> = None;
+        loop {
             let now = Instant::now();
-            if refusal == Some(Refusal::Memory) {
-                full_at = Some(now);
+            let is_hidden = hidden_at.is_some_and(|at| now.duration_since(at) < HIDDEN_FOR);
+            // A failed reading says nothing.
+            if let Ok(Some(Read { refusal, hidden })) = self.read(is_hidden).await {
+                if hidden {
+                    hidden_at = Some(now);
+                }
+                if refusal == Some(Refusal::Memory) {
+                    full_at = Some(now);
+                }
+                let full = full_at.is_some_and(|at| now.duration_since(at) < FULL_FOR);
+                self.found.send_replace(refusal.or(full.then_some(Refusal::Memory)));
             }
-            if full_at.is_some_and(|at| now.duration_since(at) < FULL_FOR) {
-                refusal = refusal.or(Some(Refusal::Memory));
-            }
-            self.found.send_replace(refusal);
             tokio::time::sleep(INTERVAL).await;
         }
     }
 
-    /// Returns the refusal, and whether the account may not read the settings on which it depends.
-    async fn read(&self, may_ask: bool) -> Result<(Option<Refusal>, bool), CallError> {
+    /// Reads the refusal, without the settings if they are hidden. Returns `None` if INFO is refused.
+    async fn read(&self, is_hidden: bool) -> Result<Option<Read>, CallError> {
         let sections = SECTIONS.map(|section| cmd("INFO").arg(section).clone());
         let replies = self.link.pipeline(pipeline(sections.to_vec())).await?;
-        let replies = replies.iter().flatten();
-        let info = fields(&replies.map(text).collect::<Vec<_>>().join("\r\n"));
-        if !may_ask || !depends_on_settings(&info) {
-            return Ok((Refusal::find(&info, &Fields::new()), false));
+        let Ok(replies) = replies.into_iter().collect::<Result<Vec<_>, _>>() else {
+            return Ok(None);
+        };
+        let info = fields(&replies.iter().map(text).collect::<Vec<_>>().join("\r\n"));
+        if is_hidden || !depends_on_settings(&info) {
+            let refusal = Refusal::find(&info, &Fields::new());
+            return Ok(Some(Read { refusal, hidden: false }));
         }
         let settings = settings(&self.link, &SETTINGS).await?;
-        Ok((Refusal::find(&info, &settings), settings.is_empty()))
+        let refusal = Refusal::find(&info, &settings);
+        Ok(Some(Read { refusal, hidden: settings.is_empty() }))
     }
+}
+
+struct Read {
+    refusal: Option<Refusal>,
+    /// The account may not read the settings.
+    hidden: bool,
 }
 
 #[cfg(test)]

@@ -245,7 +245,6 @@ impl Server {
     /// Returns the reason for which the server refuses writes, or `None` if it accepts them or cannot be reached.
     #[must_use]
     pub fn refusal(&self) -> Option<Refusal> {
-        self.info()?;
         *self.refusal.borrow()
     }
 

@@ -57,7 +57,8 @@ impl Record {
         // True if an earlier run observed all of the holds.
         let mut resumed = last.is_none();
         // Of a hash that only looked like a lock, an earlier run has stored the problems without the holds.
-        let before_known = last.is_some()
+        let before_known = released.is_some()
+            || last.is_some()
             || self.hold_history.as_ref().is_some_and(|history| !history.restored.is_empty());
         let mut holds = Vec::with_capacity(holders.len());
         for holder in &holders {

@@ -38,12 +38,12 @@ impl TimeAxis {
         let instant = rfc3339(at);
         let part =
             |range: std::ops::Range<usize>| instant.get(range).unwrap_or_default().to_owned();
-        let day = (self.millis > DAY_MS).then(|| part(0..10));
+        let day = (self.millis >= DAY_MS).then(|| part(0..10));
         Mark { wall_millis: at.to_wall().0, day, time: part(11..19) }
     }
 }
 
-/// An instant as a time of day in UTC, with its day in a picture of more than one.
+/// An instant as a time of day in UTC, with its day in a picture of a whole one or more.
 #[derive(Debug, Template)]
 #[template(path = "parts/mark.html")]
 pub(super) struct Mark {
@@ -69,14 +69,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_have_the_day_in_a_picture_of_more_than_one() {
+    fn labels_have_the_day_in_a_picture_of_a_whole_one() {
         // 2026-11-22T04:00:00Z
         let from = SteadyMillis(1_795_320_000_000);
         let words = |millis: u64| {
             let marks = TimeAxis { from, millis, width: 1_000 }.marks();
             [marks[0].words(), marks[4].words()]
         };
-        assert_eq!(words(DAY_MS), ["04:00:00", "04:00:00"]);
+        assert_eq!(words(DAY_MS / 2), ["04:00:00", "16:00:00"]);
         assert_eq!(words(7 * DAY_MS), ["2026-11-22 04:00:00", "2026-11-29 04:00:00"]);
         let mark = TimeAxis { from, millis: 7 * DAY_MS, width: 1_000 }.mark(from);
         assert_eq!(

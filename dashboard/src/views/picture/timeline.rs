@@ -307,7 +307,7 @@ impl Timeline {
                 bars.truncate(NAMED);
                 bars.push("…".to_owned());
             }
-            let time = self.axis.mark(at).words();
+            let time = format!("{} UTC", self.axis.mark(at).words());
             let words = std::iter::once(time).chain(bars).collect::<Vec<_>>().join("; ");
             Slot { x, link: link(at), words }
         };
