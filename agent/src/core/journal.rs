@@ -113,6 +113,7 @@ impl Core {
             token: hold.token,
             until: (hold.mode == LeaseMode::Fixed).then_some(hold.valid_until),
             longest: hold.longest,
+            leases: hold.fixed_leases(),
             granted: hold.granted,
         }))
     }

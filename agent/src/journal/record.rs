@@ -70,6 +70,10 @@ pub struct HoldRecord {
     /// The longest lease ever requested for it from Redis.
     #[serde(with = "lease")]
     pub longest: Lease,
+    /// The fixed lease, and before it those of a reader's earlier entries, each with the end of its validity; empty if the
+    /// watchdog renews the hold.
+    #[serde(with = "leases", default, skip_serializing_if = "Vec::is_empty")]
+    pub leases: Vec<(Lease, Moment)>,
     #[serde(with = "moment")]
     pub granted: Moment,
 }
@@ -128,6 +132,28 @@ mod lease {
     }
 }
 
+mod leases {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(
+        leases: &[(Lease, Moment)],
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_seq(leases.iter().map(|(lease, until)| (lease.millis(), until.as_micros())))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<(Lease, Moment)>, D::Error> {
+        let valid = |(millis, until)| {
+            let lease = Lease::new(std::time::Duration::from_millis(millis));
+            let lease = lease.ok_or_else(|| D::Error::custom("not a valid lease"))?;
+            Ok((lease, Moment::from_micros(until)))
+        };
+        Vec::<(u64, u64)>::deserialize(from)?.into_iter().map(valid).collect()
+    }
+}
+
 mod kind {
     use super::*;
 
@@ -172,6 +198,7 @@ pub(super) mod tests {
             token: Some(9),
             until: None,
             longest: Lease::new(Duration::from_secs(30)).unwrap(),
+            leases: Vec::new(),
             granted: Moment::from_micros(77),
         }
     }
@@ -183,10 +210,15 @@ pub(super) mod tests {
             secret: [u8; 16],
             secret_before: Option<[u8; 16]>,
             until: Option<u64>,
+            leases in proptest::collection::vec((100_u64..1_000_000, any::<u64>()), 0..3),
         ) {
             let until = until.map(Moment::from_micros);
+            let lease = |(millis, until)| {
+                (Lease::new(Duration::from_millis(millis)).unwrap(), Moment::from_micros(until))
+            };
+            let leases = leases.into_iter().map(lease).collect();
             let (secret, secret_before) = (Secret(secret), secret_before.map(Secret));
-            let hold = HoldRecord { until, ..hold(1, 3, &lock) };
+            let hold = HoldRecord { until, leases, ..hold(1, 3, &lock) };
             let orphan = OrphanRecord {
                 number: 4, lock: hold.lock.clone(), kind: Kind::Read, after: Moment::NEVER,
             };

@@ -176,6 +176,12 @@ impl Hold {
         }
     }
 
+    /// Returns the leases of a fixed hold, with the ends of their validity: those before its re-entries, and the present one.
+    pub(in crate::core) fn fixed_leases(&self) -> Vec<(Lease, Moment)> {
+        let present = (self.mode == LeaseMode::Fixed).then_some((self.lease, self.valid_until));
+        self.earlier_leases.iter().copied().chain(present).collect()
+    }
+
     /// Returns the trace, as shown in log lines.
     pub(in crate::core) fn trace(&self) -> &str {
         self.trace.as_deref().unwrap_or_default()

@@ -138,6 +138,19 @@ impl LeaseTable {
         hold
     }
 
+    /// Sets the leases that a hold of an earlier run has had before the present one, and the longest of them.
+    pub(in crate::core) fn restore_leases(
+        &mut self,
+        number: Number,
+        earlier: Vec<(Lease, Moment)>,
+        longest: Lease,
+    ) {
+        if let Some(hold) = self.holds.get_mut(number) {
+            hold.earlier_leases = earlier;
+            hold.longest = hold.longest.max(longest);
+        }
+    }
+
     pub(in crate::core) fn remove(&mut self, number: Number) -> Option<Hold> {
         let hold = self.holds.remove(number)?;
         self.timers.clear(hold.armed, hold.index);

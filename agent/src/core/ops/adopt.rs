@@ -231,6 +231,8 @@ impl Core {
     ) {
         let HoldRecord { number, ref lock, kind, count, token, until, longest, granted, .. } =
             *record;
+        let mut earlier_leases = record.leases.clone();
+        let lease = earlier_leases.pop().map_or(longest, |(lease, _)| lease);
         let jitter = self.numbers.jitter();
         let uid = self.sessions.get(&owner.connection).map_or(u32::MAX, |session| session.peer.uid);
         let hold = NewHold {
@@ -246,7 +248,7 @@ impl Core {
             granted,
             valid_until,
             renew_at: self.settings.lease.renew_at(sent, jitter),
-            lease: longest,
+            lease,
             lapsing: false,
             untold: false,
             trace: None,
@@ -254,6 +256,7 @@ impl Core {
             hand_over: None,
         };
         self.insert_hold(hold);
+        self.leases.restore_leases(number, earlier_leases, longest);
         self.locks.on_acquired(lock, self.now);
         self.sessions.on_verified(owner.connection);
         self.poll_queue(lock);

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use redisson::Lease;
+
 use super::grace::{GRACE, NEXT};
-use super::world::{Disk, Network, World, short};
-use crate::protocol::command::Command;
+use super::world::{Disk, Network, World, lock_command, short};
+use crate::protocol::command::{Command, LockRequest};
 use crate::protocol::resp::Frame;
 
 #[test]
@@ -229,4 +231,21 @@ fn a_rewritten_journal_restores_the_same_state_as_the_records_before_it() {
     assert_eq!(rewritten.sessions, world.past.sessions);
     assert_eq!(rewritten.orphans, world.past.orphans);
     assert_eq!(rewritten.orphans.len(), 1, "the wait");
+}
+
+#[test]
+fn a_lease_that_was_made_shorter_ends_in_redis_too_after_a_restart() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    let lease = |seconds| Lease::new(Duration::from_secs(seconds));
+    let long = LockRequest { lease: lease(3600), ..lock_command("x") };
+    world.command(a, Command::Lock(long));
+    world.extend(a, "x", lease(10));
+    world.kill_and_restart(Duration::from_secs(1));
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &ticket);
+    assert_eq!(world.resumed(b).1, ["x lock 1"]);
+    world.pass(Duration::from_secs(10));
+    assert_eq!(world.events(b), ["lost x lock expired"]);
+    assert!(world.holders("x").is_empty());
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redisson::script::MAX_READ_COUNT;
 use redisson::{Kind, Lease};
 
+use super::grace::NEXT;
 use super::world::{LEASE, Network, World, lock_command, short};
 use crate::protocol::command::{Command, LockRequest};
 
@@ -141,4 +142,24 @@ fn a_writers_request_to_read_is_repeated_if_its_grant_arrives_too_late() {
     world.pass(Duration::from_millis(510));
     assert_eq!(world.reply(worker), "held 1");
     assert_eq!(world.core.holds(), 2);
+}
+
+#[test]
+fn the_entries_of_a_restored_reader_keep_their_leases() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    for seconds in [10, 60] {
+        let lease = Lease::new(Duration::from_secs(seconds));
+        let read = LockRequest { kind: Kind::Read, lease, ..lock_command("x") };
+        world.command(a, Command::Lock(read));
+    }
+    world.kill_and_restart(Duration::from_secs(1));
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &ticket);
+    assert_eq!(world.resumed(b).1, ["x read 2"]);
+    world.unlock(b, "x");
+    assert_eq!(world.reply(b), "1");
+    world.pass(Duration::from_secs(10));
+    assert_eq!(world.events(b), ["lost x read expired"]);
+    assert!(world.holders("x").is_empty());
 }
