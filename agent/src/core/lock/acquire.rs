@@ -9,6 +9,7 @@ use tracing::Span;
 
 use crate::core::ids::{OpId, ReplyTo, WaiterId};
 use crate::core::lease::hold::{Hold, LeaseMode};
+use crate::core::lock::state::LockState;
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::verb::{Attempt, Change, HoldUpdate, Verb};
 use crate::core::session::reply::{Grant, Reply};
@@ -42,10 +43,11 @@ impl Core {
         let taken = self.is_taken(&request.name, request.kind);
         let waiter = self.new_waiter(reply_to, owner, request, taken, span);
         if taken && waiter.is_now_or_never() {
-            let (outcome, wait) = ("timeout", Duration::ZERO);
-            let group = self.on_not_acquired(&waiter.name, waiter.kind, &waiter.span, outcome);
-            self.effects.report(Report::Waited { group, outcome, wait });
-            return self.answer(reply_to, Frame::Null);
+            let held = self.locks.get(&waiter.name).is_some_and(LockState::is_held);
+            let (outcome, reply) =
+                if held { ("timeout", Frame::Null) } else { self.timed_out(&waiter) };
+            self.on_wait_over(&waiter, outcome, Duration::ZERO);
+            return self.answer(reply_to, reply);
         }
         if taken && waiter.wait == Wait::Forever && self.would_deadlock(owner, &waiter.name) {
             let refusal = self.deadlock(&waiter.name);

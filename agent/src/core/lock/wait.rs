@@ -147,21 +147,14 @@ impl Core {
         let Some(waiter) = self.remove_waiter(number) else { return };
         let wait = self.now.since(waiter.since);
         let name = &waiter.name;
-        let last_error = self.locks.get(name).and_then(|state| state.last_error.clone());
         let (outcome, reply) = match why {
             Left::Cancelled => ("cancelled", Frame::Null),
             Left::Draining => ("error", Self::draining(name)),
             Left::Failed(sentence) => ("error", Frame::Error(sentence)),
-            Left::TimedOut => match last_error {
-                Some(last_error) => ("error", Self::unavailable_for(name, &last_error)),
-                None if !waiter.refused => ("error", Self::unavailable_for(name, NO_ANSWER)),
-                None => ("timeout", Frame::Null),
-            },
+            Left::TimedOut => self.timed_out(&waiter),
         };
-        let group = self.on_not_acquired(name, waiter.kind, &waiter.span, outcome);
         waiter.span.record("lock.wait_ms", millis(wait));
-        let outcome = if outcome == "timeout" { outcome } else { "other" };
-        self.effects.report(Report::Waited { group, outcome, wait });
+        self.on_wait_over(&waiter, outcome, wait);
         match waiter.kind {
             Kind::Red => self.tell_once_undone(&waiter, reply),
             Kind::Lock | Kind::Fair | Kind::Read | Kind::Write | Kind::Fenced => {
@@ -176,6 +169,23 @@ impl Core {
         self.abandon_attempt(&waiter, front);
         self.leave_position(&waiter, waiter.attempt);
         self.poll_queue(name);
+    }
+
+    /// Returns the outcome of a wait whose time is over, as metrics show it, and the reply to its LOCK.
+    pub(super) fn timed_out(&self, waiter: &Waiter) -> (&'static str, Frame) {
+        let name = &waiter.name;
+        match self.locks.get(name).and_then(|state| state.last_error.as_deref()) {
+            Some(last_error) => ("error", Self::unavailable_for(name, last_error)),
+            None if !waiter.refused => ("error", Self::unavailable_for(name, NO_ANSWER)),
+            None => ("timeout", Frame::Null),
+        }
+    }
+
+    /// Counts a LOCK that ends without the lock after it has waited that long.
+    pub(super) fn on_wait_over(&mut self, waiter: &Waiter, outcome: &'static str, wait: Duration) {
+        let group = self.on_not_acquired(&waiter.name, waiter.kind, &waiter.span, outcome);
+        let outcome = if outcome == "timeout" { outcome } else { "other" };
+        self.effects.report(Report::Waited { group, outcome, wait });
     }
 
     /// Ends the attempt of a waiter that has just left. An attempt in flight may complete: its grant is passed on or

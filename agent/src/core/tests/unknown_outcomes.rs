@@ -245,3 +245,24 @@ fn a_lock_from_a_lost_reply_is_released_if_the_repetition_gets_wrongtype() {
         "the lock does not stay until its lease ends"
     );
 }
+
+#[test]
+fn nowait_reports_a_silent_redis_while_an_unknown_attempt_is_undone() {
+    let mut world = World::new();
+    let workers = [(); 3].map(|()| world.open());
+    world.network = Network::Slow(5000);
+    for worker in workers {
+        lock_as(&mut world, worker, 0, "x", 0);
+        world.pass(Duration::from_secs(3));
+        assert_eq!(world.reply(worker), "UNAVAILABLE", "nobody is known to hold the lock");
+    }
+    assert_eq!(world.acquisitions, ["error"; 3]);
+    let holder = world.open();
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(3));
+    world.lock(holder, "x");
+    assert_eq!(world.reply(holder), "held 1");
+    world.network = Network::Slow(5000);
+    lock_as(&mut world, workers[0], 0, "x", 0);
+    assert_eq!(world.reply(workers[0]), "null", "it is held");
+}
