@@ -5,8 +5,10 @@
 -- Replies {1[, error of the message]} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
 local lock, holder = KEYS[1], ARGV[1]
 local removed = redis.pcall('HDEL', lock, holder)
-if type(removed) == 'table' then
-  return reply_to_failure(removed)
+-- A waiter leaves the queue even if the lock has become a key of another type.
+local failure = type(removed) == 'table' and reply_to_failure(removed)
+if failure and failure.err then
+  return failure
 end
 -- EXISTS fails for a lock that has just gone if its slot moves: such a key is the other node's.
 local exists = removed == 1 and redis.pcall or redis.call
@@ -21,4 +23,4 @@ end
 if removed == 1 then
   return {1, publish_error}
 end
-return {is_free and 0 or 2}
+return failure or {is_free and 0 or 2}

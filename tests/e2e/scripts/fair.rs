@@ -324,6 +324,22 @@ async fn keys_other_than_a_fair_lock_are_reported_and_unchanged() -> Result<()> 
 }
 
 #[tokio::test]
+async fn a_waiter_leaves_the_queue_of_a_lock_whose_key_has_another_type() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    for n in [1, 2, 3] {
+        bench.fair(&lock, ours(n)).await?;
+    }
+    bench.client.call("SET a x").await?.ok()?;
+    for (n, left) in [(2, 1), (3, 0)] {
+        assert_eq!(bench.release_fair(&lock, ours(n)).await?, ReleaseOutcome::WrongType);
+        assert_eq!(bench.queue_entries(&lock).await?.len(), left);
+    }
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_full_redis_accepts_leaving_and_releasing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (lock, begun) = (name("a"), bench.now().await?);
