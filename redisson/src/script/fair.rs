@@ -31,13 +31,20 @@ pub fn acquire_fair(
     }
 }
 
-/// Releases a hold, whatever its count, or leaves the queue, and notifies the next waiter if the lock is free. `wait` is
-/// the value passed to [`acquire_fair`]. Parse the reply with [`super::parse_release`].
+/// Releases a hold, whatever its count, or leaves the queue, and notifies the next waiter if the lock is free. `wait` and
+/// `first` are the values passed to [`acquire_fair`]. Parse the reply with [`super::parse_release`].
 #[must_use]
-pub fn release_fair(name: &LockName, holder: &HolderId, wait: Duration, publish: Publish) -> Call {
+pub fn release_fair(
+    name: &LockName,
+    holder: &HolderId,
+    wait: Duration,
+    first: &HolderId,
+    publish: Publish,
+) -> Call {
     let mut args = Args::from([
         text(holder),
         text(wait.as_millis()),
+        text(first),
         keys::fair_channel_prefix(name),
         keys::RELEASED.to_vec(),
     ]);
@@ -57,7 +64,7 @@ pub fn hand_over_fair(
     first: &HolderId,
     publish: Publish,
 ) -> Call {
-    let Call { keys, mut args, .. } = release_fair(name, from, wait, publish);
-    args.extend([text(to), text(lease.millis()), text(first)]);
+    let Call { keys, mut args, .. } = release_fair(name, from, wait, first, publish);
+    args.extend([text(to), text(lease.millis())]);
     Call { script: &HAND_OVER_FAIR, keys, args }
 }

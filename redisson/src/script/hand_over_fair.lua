@@ -1,7 +1,7 @@
 -- Passes a fair lock from the holder to a waiter of the same client, at count 1 with the waiter's lease, if the waiter is next.
 -- Otherwise release_fair follows.
--- Appended to its ARGV: waiter, lease ms, the first holder id of this run of the agent    Replies also {1, -1} passed.
-local first, lease, waiter = table.remove(ARGV), table.remove(ARGV), table.remove(ARGV)
+-- Appended to its ARGV: waiter, lease ms    Replies also {1, -1} passed.
+local lease, waiter = table.remove(ARGV), table.remove(ARGV)
 local function pass()
   local held = redis.pcall('HLEN', KEYS[1])
   if held ~= 1 or companion_error() then
@@ -12,7 +12,7 @@ local function pass()
       redis.call('PEXPIRE', KEYS[1], lease)
     end
     return true
-  elseif redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 or living_head(now_ms(), waiter, first) ~= waiter then
+  elseif redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 or living_head(now_ms(), waiter, ARGV[3]) ~= waiter then
     return false
   end
   -- PEXPIRE first: a full Redis refuses HSET unless the script has already written. HSET before HDEL: the key must not disappear.

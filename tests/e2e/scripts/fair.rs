@@ -25,7 +25,7 @@ impl Bench {
     }
 
     async fn release_fair(&mut self, lock: &LockName, who: HolderId) -> Result<ReleaseOutcome> {
-        let call = script::release_fair(lock, &who, WAIT, Publish::Plain);
+        let call = script::release_fair(lock, &who, WAIT, &ours(0), Publish::Plain);
         Ok(parse_release(&self.call(&call).await?)?)
     }
 
@@ -405,6 +405,21 @@ async fn a_restarted_agent_waits_for_none_of_its_own_dead_waiters() -> Result<()
     bench.release_fair(&lock, other_agent).await?;
     assert_eq!(parse_acquire(&bench.call(&call(agents(1, 1), true)).await?)?, GRANTED);
     Ok(())
+}
+
+#[tokio::test]
+async fn a_release_by_a_restarted_agent_wakes_the_waiter_behind_its_own_dead_ones() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (lock, begun) = (name("a"), bench.now().await?);
+    let holder = agents(0, 1);
+    for who in [holder, agents(0, 2), agents(0, 3), theirs()] {
+        bench.fair(&lock, who).await?;
+    }
+    let mut next = bench.subscriber(&keys::fair_channel(&lock, &theirs())).await?;
+    let call = script::release_fair(&lock, &holder, WAIT, &agents(1, 0), Publish::Plain);
+    assert_eq!(parse_release(&bench.call(&call).await?)?, ReleaseOutcome::Released);
+    assert_eq!(messages(&mut next).await?, ["0"]);
+    bench.assert_queue(&lock, begun, &[(theirs(), 90)]).await
 }
 
 #[tokio::test]

@@ -53,7 +53,8 @@ async fn no_script_fails_after_it_has_removed_the_last_waiter() -> Result<()> {
     }
     cluster.begin_move(slot, 0, 1).await?;
 
-    let reply = eval(&mut client, &script::release_fair(plain, &ours(1), WAIT, PUBLISH)).await?;
+    let reply =
+        eval(&mut client, &script::release_fair(plain, &ours(1), WAIT, &ours(1), PUBLISH)).await?;
     assert_eq!(parse_release(&reply)?, ReleaseOutcome::Released);
 
     let (between, length) = ((&ours(1), &ours(3)), lease(60_000));
@@ -67,7 +68,8 @@ async fn no_script_fails_after_it_has_removed_the_last_waiter() -> Result<()> {
     let reply = eval(&mut client, &script::force_release(forced, seen, &[], PUBLISH)).await?;
     assert_eq!(parse_force_release(&reply)?, ForceReleaseOutcome::Released);
 
-    let reply = eval(&mut client, &script::release_fair(left, &ours(2), WAIT, PUBLISH)).await?;
+    let reply =
+        eval(&mut client, &script::release_fair(left, &ours(2), WAIT, &ours(1), PUBLISH)).await?;
     assert_eq!(parse_release(&reply)?, ReleaseOutcome::Stolen);
 
     let call = script::acquire_fair(refused, &ours(4), length, WAIT, true, &ours(3));

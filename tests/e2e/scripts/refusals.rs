@@ -48,7 +48,7 @@ async fn each_script_that_ends_a_hold_is_refused() -> Result<()> {
     bench.client.call("CONFIG SET min-replicas-to-write 1").await?.ok()?;
     for call in [
         script::release(&plain, &ours(1), publish),
-        script::release_fair(&fair, &ours(1), FAIR_WAIT, publish),
+        script::release_fair(&fair, &ours(1), FAIR_WAIT, &ours(1), publish),
         script::release_read(&read, &ours(1), publish),
         script::release_write(&write, &writer, publish),
         script::hand_over(&plain, &ours(1), &ours(2), length),
@@ -108,7 +108,7 @@ async fn a_release_whose_message_is_refused_is_a_release() -> Result<()> {
     bench.client.call("ACL SETUSER default resetchannels").await?.ok()?;
     for call in [
         script::release(&plain, &ours(1), publish),
-        script::release_fair(&fair, &ours(1), FAIR_WAIT, publish),
+        script::release_fair(&fair, &ours(1), FAIR_WAIT, &ours(1), publish),
         // The waiter that would get it is not the next one.
         script::hand_over_fair(&passed, (&ours(1), &ours(3)), length, FAIR_WAIT, &ours(1), publish),
         script::release_read(&read, &ours(1), publish),

@@ -58,7 +58,10 @@ pub(in crate::core) fn release_call(
         Kind::Lock | Kind::Fenced | Kind::Red => script::release(name, &holder, publish),
         Kind::Write => script::release_write(name, &holder, publish),
         Kind::Read => script::release_read(name, &holder, publish),
-        Kind::Fair => script::release_fair(name, &holder, FAIR_WAIT, publish),
+        Kind::Fair => {
+            let first = core.numbers.first_of_run();
+            script::release_fair(name, &holder, FAIR_WAIT, &first, publish)
+        }
     }
 }
 

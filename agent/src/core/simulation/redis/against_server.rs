@@ -204,7 +204,7 @@ impl Pair {
                 let queue = !self.rng.one_in(4);
                 script::acquire_fair(&name, &holder, lease, FAIR_WAIT, queue, &other)
             }
-            60 => script::release_fair(&name, &holder, FAIR_WAIT, publish),
+            60 => script::release_fair(&name, &holder, FAIR_WAIT, &other, publish),
             61 => {
                 let (first, between) = (self.ours(), (&holder, &other));
                 script::hand_over_fair(&name, between, lease, FAIR_WAIT, &first, publish)

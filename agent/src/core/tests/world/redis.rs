@@ -162,7 +162,7 @@ impl World {
                 }])
             }
             "hand_over_fair" => {
-                let (from, to) = (&args[0], &args[args.len() - 3]);
+                let (from, to) = (&args[0], &args[args.len() - 2]);
                 let queue = self.queues.entry(key.clone()).or_default();
                 let Some(hash) = self.redis.get_mut(&key) else { return ints(&[0]) };
                 let next = queue.first() == Some(to) && hash.fields.contains_key(from);
@@ -173,7 +173,7 @@ impl World {
                 queue.retain(|entry| entry != to);
                 hash.fields.remove(from);
                 hash.fields.insert(to.clone(), 1);
-                hash.expires = Some(now + ms(&args[args.len() - 2]));
+                hash.expires = Some(now + ms(&args[args.len() - 1]));
                 ints(&[1, -1])
             }
             other => panic!("no model of {other}"),
