@@ -8,6 +8,7 @@
 //	check <handle> | release <handle> | extend <handle> <ms>
 //	part <handle>   releases the first of two; the handle is that of the other
 //	graced <ms>     locks and releases with another agent object, of this grace
+//	nest <handle> <name>   locks with the context of a hold, and releases
 //	close           closes the agent object
 //	many <count>   one lock for each of that many tasks; `unmany` releases them
 //	cancel <tag>   cancels a command
@@ -81,6 +82,8 @@ func failure(err error) answer {
 		word = "unavailable"
 	case errors.Is(err, context.Canceled):
 		word = "cancelled"
+	case errors.Is(err, lockscope.ErrReleased):
+		word = "released"
 	case errors.As(err, &rejected):
 		word = rejected.Code
 	default:
@@ -247,6 +250,15 @@ func run(c command) answer {
 		other := lockscope.NewAgent(lockscope.Grace(millis(c.words[0])))
 		defer other.Close()
 		hold, err := other.Lock(c.ctx, "graced")
+		if err == nil {
+			err = hold.Release()
+		}
+		if err != nil {
+			return failure(err)
+		}
+		return answer{}
+	case "nest":
+		hold, err := agent.Lock(find(c.words[0]).Context(), c.words[1])
 		if err == nil {
 			err = hold.Release()
 		}

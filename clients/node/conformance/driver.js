@@ -9,6 +9,7 @@
 //     spoil <handle>   adds listeners that throw
 //     misname          locks under names that cannot be sent, and with limits that are no numbers
 //     graced <ms>      locks and releases with another agent object, of this grace
+//     block <ms>       blocks the event loop
 //     close            closes the agent object
 //     many <count>   one lock for each of that many tasks; `unmany` releases them
 //     share <name> <count>   waits that many times with one signal
@@ -116,6 +117,10 @@ const verbs = {
     } finally {
       await other.close();
     }
+    return {};
+  },
+  async block(_, ms) {
+    for (const end = Date.now() + Number(ms); Date.now() < end; );
     return {};
   },
   async close() {

@@ -12,6 +12,7 @@ one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as 
     close           closes the agent object
     many <count>   one lock for each of that many tasks; `unmany` releases them
     cancel <tag>   interrupts a command of the task `main`
+    meddle <handle> <name>  locks, and releases the hold, in its listener for a loss (threads)
     fork <handle>  checks and releases the hold in a forked child
     loops <name>   uses another agent object in one event loop after another, and in two at once (asyncio)
     signal <name>  uses another agent object in a signal's handler while that object starts (threads)
@@ -164,6 +165,19 @@ class Threads:
 
     def spoil(self, handle):
         spoil(self.holds[handle])
+        return {}
+
+    def meddle(self, handle, name):
+        hold = self.holds[handle]
+
+        def listener():
+            for call in (lambda: self.agent.lock(name), hold.release):
+                try:
+                    call()
+                except RuntimeError as error:
+                    say("event", {"meddled": handle, "text": str(error)})
+
+        hold.on_lost(listener)
         return {}
 
     def misname(self):

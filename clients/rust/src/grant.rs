@@ -191,3 +191,21 @@ impl Grant {
         state.ceiling = Duration::MAX;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_deadline_of_a_released_hold_is_no_loss() {
+        let key = (b"orders:42".to_vec(), b"lock".to_vec());
+        let grant = Grant::new(key, "holder".to_owned(), None, true); // Its deadline has passed.
+        let lost = async |released| {
+            timeout(Duration::from_millis(10), grant.lost(&AtomicBool::new(released))).await.is_ok()
+        };
+        assert!(!lost(true).await);
+        assert!(lost(false).await);
+    }
+}

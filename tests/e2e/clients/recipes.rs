@@ -15,6 +15,7 @@ use tokio::process::ChildStdout;
 use tokio::time::timeout;
 
 use super::libraries::{folder, go, java, node, python};
+use super::relay::Relay;
 
 const LOCK: &str = "orders:42";
 /// The time limit for a line: interpreters, compilers and virtual machines start slowly on a busy host.
@@ -77,6 +78,8 @@ fn in_rust(_: &Path) -> Result<Command> {
 fn in_shell(_: &Path) -> Result<Command> {
     let mut command = process::command(&recipe("worker.sh"));
     command.env("LOCKCTL", programs::path("lockctl")?);
+    // A tmux that was started under the lock passes this on.
+    command.env("LOCKSCOPE_LOCK", LOCK);
     Ok(command)
 }
 
@@ -88,9 +91,9 @@ struct Running {
 }
 
 impl Running {
-    fn start(program: &Program, place: &Path, agent: &Agent) -> Result<Self> {
+    fn start(program: &Program, place: &Path, socket: &Path) -> Result<Self> {
         let mut command = (program.make)(place)?;
-        command.env("LOCKSCOPE_SOCKET", agent.socket());
+        command.env("LOCKSCOPE_SOCKET", socket);
         command.env("WORKER_TICKET", place.join("ticket"));
         let mut process = Process::spawn_piped("worker", command, &place.join("log"))?;
         let orders = process.take_stdin();
@@ -148,13 +151,27 @@ struct Stage {
 impl Stage {
     async fn new(lease: &str) -> Result<Self> {
         let redis = RedisServer::start().await?;
-        let agent = Agent::with(&redis, &["--lease", lease]).await?;
+        let agent = Agent::with(&redis, &["--lease", lease, "--drain-timeout", "10m"]).await?;
         let direct = redis.client().await?;
         Ok(Self { agent, place: tempfile::tempdir()?, direct, redis })
     }
 
+    /// Has the agent drain, for as long as the returned worker holds a lock without grace.
+    async fn drain(&mut self) -> Result<Client> {
+        let mut other = self.agent.client().await?;
+        other.call("LOCK keeper").await?.ok()?;
+        self.agent.process().terminate()?;
+        eventually("the agent to drain", async || {
+            let reply = other.call("LOCK other NOWAIT").await?.text();
+            ensure!(reply.contains("DRAINING"), "{reply}");
+            Ok(())
+        })
+        .await;
+        Ok(other)
+    }
+
     fn start(&self, program: &Program) -> Result<Running> {
-        Running::start(program, self.place.path(), &self.agent)
+        Running::start(program, self.place.path(), &self.agent.socket())
     }
 
     async fn holder(&mut self) -> Result<String> {
@@ -227,6 +244,28 @@ async fn the_worker_reports_jeopardy_and_loss(program: &Program) -> Result<()> {
     stage.redis.process().thaw()
 }
 
+async fn the_worker_outlives_an_agent_that_drains(program: &Program) -> Result<()> {
+    if !program.resumes {
+        return Ok(());
+    }
+    let mut stage = Stage::new("2m").await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    let mut worker = Running::start(program, stage.place.path(), &relay.socket())?;
+    worker.says(&format!("working on {LOCK}")).await?;
+    let _keeper = stage.drain().await?;
+    // It reenters the lock for this, which the agent refuses.
+    writeln!(worker.orders.as_mut().context("there are no more")?, "one")?;
+    eventually("two more attempts", async || {
+        let attempts = relay.attempts(LOCK)?;
+        ensure!(attempts >= 3, "{attempts} of a worker that said: {}", worker.process.log());
+        Ok(())
+    })
+    .await;
+    stage.agent.restart().await?;
+    worker.says_after("resumed", "did one").await?;
+    worker.finish().await
+}
+
 /// Redis stays silent, so the worker still waits for the reply to UNLOCK when its agent and its session end.
 async fn a_session_that_ends_after_the_release_is_no_loss(program: &Program) -> Result<()> {
     let mut stage = Stage::new("2m").await?;
@@ -262,6 +301,11 @@ macro_rules! recipes {
             #[tokio::test]
             async fn the_worker_reports_jeopardy_and_loss() -> Result<()> {
                 super::the_worker_reports_jeopardy_and_loss(&$program).await
+            }
+
+            #[tokio::test]
+            async fn the_worker_outlives_an_agent_that_drains() -> Result<()> {
+                super::the_worker_outlives_an_agent_that_drains(&$program).await
             }
 
             #[tokio::test]

@@ -1,6 +1,7 @@
-//! A relay between a library and the agent: records the commands of the library and cuts its connections.
+//! A relay between a library and the agent: records the commands of the library, and cuts or mutes its connections.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
@@ -14,11 +15,30 @@ use harness::Reply;
 /// The bytes sent by each connection, in order of creation.
 type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
 
+/// What happens to connections.
+#[derive(Default)]
+struct Faults {
+    /// The number of connections, the earliest ones, that carry nothing from the agent.
+    muted: AtomicUsize,
+    /// The word at which the connection that sends it ends.
+    cut_at: Mutex<Option<&'static str>>,
+}
+
+impl Faults {
+    fn cuts(&self, sent: &[u8]) -> bool {
+        let mut cut_at = self.cut_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_sent =
+            |word: &mut &str| sent.windows(word.len()).any(|part| part == word.as_bytes());
+        cut_at.take_if(is_sent).is_some()
+    }
+}
+
 /// A separate socket in front of the agent's. Its connections end when it is dropped.
 pub(crate) struct Relay {
     folder: TempDir,
     sent: Sent,
     connections: Arc<Mutex<JoinSet<Result<()>>>>,
+    faults: Arc<Faults>,
     task: JoinHandle<()>,
 }
 
@@ -28,8 +48,9 @@ impl Relay {
         let listener = UnixListener::bind(folder.path().join("relay.sock"))?;
         let sent = Sent::default();
         let connections = Arc::<Mutex<JoinSet<Result<()>>>>::default();
-        let (agent, notes, joined) =
-            (agent.to_owned(), Arc::clone(&sent), Arc::clone(&connections));
+        let faults = Arc::<Faults>::default();
+        let (agent, notes, joined, injected) =
+            (agent.to_owned(), Arc::clone(&sent), Arc::clone(&connections), Arc::clone(&faults));
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let number = {
@@ -38,10 +59,11 @@ impl Relay {
                     notes.len() - 1
                 };
                 let mut joined = joined.lock().unwrap_or_else(PoisonError::into_inner);
-                joined.spawn(carry(client, agent.clone(), Arc::clone(&notes), number));
+                let (notes, injected) = (Arc::clone(&notes), Arc::clone(&injected));
+                joined.spawn(carry(client, agent.clone(), notes, injected, number));
             }
         });
-        Ok(Self { folder, sent, connections, task })
+        Ok(Self { folder, sent, connections, faults, task })
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -53,9 +75,30 @@ impl Relay {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
     }
 
+    /// Ends the next connection that sends this word, once the agent has it and before the reply arrives.
+    pub(crate) fn cut_at(&self, word: &'static str) {
+        *self.faults.cut_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(word);
+    }
+
+    /// Keeps back what the agent sends on all current connections; new ones are relayed.
+    pub(crate) fn mute(&self) {
+        self.faults.muted.store(self.made(), Ordering::Relaxed);
+    }
+
     /// Returns the number of connections made.
     pub(crate) fn made(&self) -> usize {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Returns the number of commands that tried to acquire the lock.
+    pub(crate) fn attempts(&self, name: &str) -> Result<usize> {
+        let prefix = format!("LOCK {name} ");
+        let mut count = 0;
+        for number in 0..self.made() {
+            let commands = self.commands(number)?;
+            count += commands.iter().filter(|command| command.starts_with(&prefix)).count();
+        }
+        Ok(count)
     }
 
     /// Returns the commands that the `number`th connection has sent, with spaces between their words.
@@ -79,7 +122,13 @@ impl Drop for Relay {
     }
 }
 
-async fn carry(client: UnixStream, agent: PathBuf, sent: Sent, number: usize) -> Result<()> {
+async fn carry(
+    client: UnixStream,
+    agent: PathBuf,
+    sent: Sent,
+    faults: Arc<Faults>,
+    number: usize,
+) -> Result<()> {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_agent, mut to_agent) = UnixStream::connect(agent).await?.into_split();
     let there = async {
@@ -92,10 +141,23 @@ async fn carry(client: UnixStream, agent: PathBuf, sent: Sent, number: usize) ->
             let read = &bytes[..count];
             sent.lock().unwrap_or_else(PoisonError::into_inner)[number].extend_from_slice(read);
             to_agent.write_all(read).await?;
+            if faults.cuts(read) {
+                return Ok(());
+            }
         }
     };
-    let back =
-        async { anyhow::Ok(tokio::io::copy(&mut from_agent, &mut to_client).await.map(drop)?) };
+    let back = async {
+        let mut bytes = [0; 4096];
+        loop {
+            let count = from_agent.read(&mut bytes).await?;
+            if count == 0 {
+                return anyhow::Ok(());
+            }
+            if number >= faults.muted.load(Ordering::Relaxed) {
+                to_client.write_all(&bytes[..count]).await?;
+            }
+        }
+    };
     tokio::select! {
         ended = there => ended,
         ended = back => ended,

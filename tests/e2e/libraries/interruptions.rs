@@ -5,7 +5,7 @@ use harness::eventually;
 
 use super::Library;
 use super::driver::Sent;
-use super::stage::{SHORT, Stage, lock_commands, number};
+use super::stage::{SHORT, Stage, number};
 use crate::clients::relay::Relay;
 
 /// Waits until the deadline alone has ended the hold, before the command that sets a new lease is answered.
@@ -129,7 +129,7 @@ pub(super) async fn a_cancelled_wait_for_a_hung_agent_ends(library: &Library) ->
     let slow = overdue(&mut stage, "second").await?;
     let waiting = stage.driver.send("main", "lock a orders:44").await?;
     eventually("the command", async || {
-        ensure!(lock_commands(&relay, "orders:44")? > 0, "it has not been sent");
+        ensure!(relay.attempts("orders:44")? > 0, "it has not been sent");
         Ok(())
     })
     .await;
@@ -259,6 +259,70 @@ pub(super) async fn a_close_ends_waits_and_refuses_later_locks(library: &Library
     }
     // A second close does nothing.
     stage.driver.ok("close").await.map(drop)
+}
+
+pub(super) async fn a_close_ends_sessions_that_are_being_resumed(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.connect(library, &relay.socket())?;
+    stage.other_has("LOCK taken").await?;
+    stage.driver.ok("lock k kept").await?;
+    let own = stage.driver.call_in("second", "lock o own").await?;
+    ensure!(own.get("error").is_none(), "{own}");
+    let waiting = stage.driver.send("second", "lock a taken").await?;
+    stage.waits("taken", true).await;
+    stage.agent.process().freeze().await?;
+    let made = relay.made();
+    relay.cut();
+    eventually("both sessions to connect", async || {
+        ensure!(relay.made() >= made + 2, "{} connections", relay.made());
+        Ok(())
+    })
+    .await;
+    let closing = stage.driver.send("third", "close").await?;
+    stage.driver.call_in("fourth", "check k").await?;
+    stage.agent.process().thaw()?;
+    stage.driver.answer(closing).await?;
+    let answer = stage.driver.answer(waiting).await?;
+    ensure!(answer["error"] == "unavailable", "{answer}");
+    stage.released("kept").await;
+    stage.released("own").await;
+    Ok(())
+}
+
+pub(super) async fn a_session_whose_resumption_breaks_is_resumed(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.connect(library, &relay.socket())?;
+    stage.driver.ok("lock a orders:42").await?;
+    // The command after RESUME makes the old secret void.
+    relay.cut_at("SESSION");
+    relay.cut();
+    stage.driver.ok("lock b orders:43 wait=60000").await?;
+    stage.driver.ok("check a").await?;
+    stage.driver.ok("release a").await?;
+    ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
+pub(super) async fn a_grant_of_an_abandoned_call_goes_to_no_later_call(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.connect(library, &relay.socket())?;
+    stage.driver.ok("lock k kept").await?;
+    relay.mute();
+    let leased = stage.driver.send("main", "lock a orders:42 wait=1000 lease=20000").await?;
+    // It begins when the first one ends, before the session has been resumed.
+    let renewed = stage.driver.send("main", "lock b orders:42 wait=60000").await?;
+    let refused = stage.driver.answer(leased).await?;
+    ensure!(refused["error"] == "unavailable", "{refused}");
+    let granted = stage.driver.answer(renewed).await?;
+    ensure!(number(&granted, "remaining")? > 20_000, "{granted}");
+    stage.driver.ok("release b").await?;
+    stage.released("orders:42").await;
+    stage.driver.ok("check k").await.map(drop)
 }
 
 pub(super) async fn a_listener_that_fails_disturbs_nobody(library: &Library) -> Result<()> {

@@ -16,9 +16,11 @@ use futures_util::future::try_join_all;
 use harness::{Agent, RedisServer, eventually, process, programs};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::time::timeout;
 
 use self::stage::Stage;
 use crate::clients::libraries::{go, installed};
+use crate::clients::relay::Relay;
 
 /// A library with the driver program for the scenarios.
 pub(crate) struct Library {
@@ -176,6 +178,7 @@ macro_rules! conformance {
                 a_restarted_agent_keeps_hold_and_wait
                 a_cut_connection_is_resumed
                 a_draining_agent_rejects_tries_and_delays_waits
+                a_hold_stays_certain_while_a_draining_agent_refuses_another_one
                 a_forked_child_neither_holds_nor_releases
                 a_thousand_locks_are_held_at_once
                 a_cancelled_wait_leaves_nothing_behind
@@ -196,6 +199,9 @@ macro_rules! conformance {
                 a_cancelled_release_goes_on
                 a_killed_process_leaves_no_lock
                 a_close_ends_waits_and_refuses_later_locks
+                a_close_ends_sessions_that_are_being_resumed
+                a_session_whose_resumption_breaks_is_resumed
+                a_grant_of_an_abandoned_call_goes_to_no_later_call
                 a_listener_that_fails_disturbs_nobody
                 a_name_that_cannot_be_sent_spoils_no_connection
                 one_of_several_is_released_alone
@@ -377,6 +383,86 @@ async fn the_reason_for_a_closed_connection_is_reported_although_nothing_was_sen
         }
         agent.abort();
     }
+    Ok(())
+}
+
+/// In Rust, the receivers of `risk` belong to the grant.
+#[tokio::test]
+async fn a_released_hold_of_a_reentered_lock_has_no_listeners() -> Result<()> {
+    for library in [PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA] {
+        let mut stage = Stage::with(&library, &["--lease", stage::SHORT]).await?;
+        let relay = Relay::start(&stage.agent.socket())?;
+        stage.connect(&library, &relay.socket())?;
+        for command in ["lock a orders:42", "lock b orders:42", "release b"] {
+            stage.driver.ok(command).await?;
+        }
+        relay.cut();
+        stage.driver.event("risk", "a").await?;
+        // Events that are under way arrive before this answer.
+        stage.driver.ok("lock c orders:43 wait=60000").await?;
+        stage.direct.call("DEL orders:42").await?.ok()?;
+        stage.driver.event("lost", "a").await?;
+        stage.driver.ok("check c").await?;
+        ensure!(!stage.driver.has_event("risk", "b") && !stage.driver.has_event("lost", "b"));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_listener_in_python_cannot_use_locks() -> Result<()> {
+    let mut stage = Stage::with(&PYTHON_THREADS, &["--lease", stage::SHORT]).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.driver.ok("meddle a orders:43").await?;
+    stage.direct.call("DEL orders:42").await?.ok()?;
+    for _ in ["lock", "release"] {
+        let event = stage.driver.event("meddled", "a").await?;
+        let text = event["text"].as_str().unwrap_or_default();
+        ensure!(text.contains("cannot acquire or release locks"), "{event}");
+    }
+    stage.driver.ok("lock b orders:43 wait=60000").await?;
+    stage.driver.fails("release a", "lost").await
+}
+
+#[tokio::test]
+async fn a_release_in_go_ends_a_wait_with_the_context_of_the_hold() -> Result<()> {
+    let mut stage = Stage::new(&GO).await?;
+    stage.other_has("LOCK taken").await?;
+    stage.driver.ok("lock a orders:42").await?;
+    let waiting = stage.driver.send("second", "nest a taken").await?;
+    stage.waits("taken", true).await;
+    stage.driver.ok("release a").await?;
+    let ended = stage.driver.answer(waiting).await?;
+    ensure!(ended["error"] == "released", "{ended}");
+    ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_program_in_node_ends_after_its_last_release() -> Result<()> {
+    const PROGRAM: &str = "const { Agent } = await import(process.argv[1]); \
+        const hold = await new Agent().lock('orders:42'); await hold.release();";
+    // The deadlines would be read for the first time much later.
+    let stage = Stage::with(&NODE, &["--lease", "10m"]).await?;
+    let mut command = tokio::process::Command::from(process::command(&installed("node")?));
+    command.args(["--input-type=module", "-e", PROGRAM]).arg(folder("node").join("src/index.js"));
+    command.env("LOCKSCOPE_SOCKET", stage.agent.socket()).kill_on_drop(true);
+    let status = timeout(harness::PATIENCE, command.status()).await??;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_grant_that_arrives_while_the_event_loop_of_node_is_blocked_is_used() -> Result<()> {
+    let mut stage = Stage::new(&NODE).await?;
+    stage.other_has("LOCK orders:42").await?;
+    let waiting = stage.driver.send("main", "lock a orders:42 wait=10000").await?;
+    stage.waits("orders:42", true).await;
+    // It is blocked for longer than the wait and the time that the agent has to answer.
+    let blocked = stage.driver.send("second", "block 16000").await?;
+    stage.other_has("UNLOCK orders:42").await?;
+    stage.driver.answer(blocked).await?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
     Ok(())
 }
 

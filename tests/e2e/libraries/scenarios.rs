@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use harness::eventually;
 
 use super::Library;
-use super::stage::{LONG, SHORT, Stage, lock_commands, number};
+use super::stage::{LONG, SHORT, Stage, number};
 use crate::clients::relay::Relay;
 
 pub(super) async fn a_lock_is_granted_and_released(library: &Library) -> Result<()> {
@@ -287,22 +287,14 @@ pub(super) async fn a_draining_agent_rejects_tries_and_delays_waits(
     // A draining agent accepts no connections, so the second task already has one.
     let side = stage.driver.call_in("second", "lock s side").await?;
     ensure!(side.get("error").is_none(), "{side}");
-    // The agent leaves holds with grace to its successor at once, but waits for the end of this hold.
-    stage.other_has("LOCK keeper").await?;
-    stage.agent.process().terminate()?;
-    eventually("the agent to drain", async || {
-        let reply = stage.other.call("LOCK other NOWAIT").await?.text();
-        ensure!(reply.contains("DRAINING"), "{reply}");
-        Ok(())
-    })
-    .await;
+    stage.drain().await?;
     let refused = stage.driver.call_in("second", "lock b orders:43 wait=0").await?;
     ensure!(refused["error"] == "unavailable", "{refused}");
     ensure!(refused["text"].as_str().is_some_and(|text| text.contains("DRAINING")), "{refused}");
-    let tries = lock_commands(&relay, "orders:43")?;
+    let tries = relay.attempts("orders:43")?;
     let waiting = stage.driver.send("second", "lock b orders:43 wait=120000").await?;
     eventually("the wait to be refused and retried", async || {
-        let now = lock_commands(&relay, "orders:43")?;
+        let now = relay.attempts("orders:43")?;
         ensure!(now >= tries + 2, "{now} commands after {tries}");
         Ok(())
     })
@@ -313,6 +305,29 @@ pub(super) async fn a_draining_agent_rejects_tries_and_delays_waits(
     ensure!(granted.get("error").is_none(), "{granted}");
     stage.driver.ok("check a").await?;
     stage.driver.ok("release a").await.map(drop)
+}
+
+pub(super) async fn a_hold_stays_certain_while_a_draining_agent_refuses_another_one(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", SHORT, "--drain-timeout", "10m"]).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.connect(library, &relay.socket())?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.drain().await?;
+    let waiting = stage.driver.send("main", "lock b orders:43 wait=120000").await?;
+    // With a pause of 100 ms between them, these attempts take longer than a lease.
+    eventually("the attempts", async || {
+        let count = relay.attempts("orders:43")?;
+        ensure!(count >= 100, "{count}");
+        Ok(())
+    })
+    .await;
+    ensure!(!stage.driver.has_event("lost", "a"), "the deadline was not followed");
+    stage.agent.restart().await?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    stage.driver.ok("check a").await.map(drop)
 }
 
 pub(super) async fn a_forked_child_neither_holds_nor_releases(library: &Library) -> Result<()> {

@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use super::Library;
 use super::driver::Driver;
-use crate::clients::relay::Relay;
 
 /// A lease that does not end within a scenario.
 pub(super) const LONG: &str = "2m";
@@ -80,6 +79,20 @@ impl Stage {
         .await;
     }
 
+    /// Has the agent drain until it is restarted. It leaves holds with grace to its successor at once, but waits for the end of a
+    /// hold without.
+    pub(super) async fn drain(&mut self) -> Result<()> {
+        self.other_has("LOCK keeper").await?;
+        self.agent.process().terminate()?;
+        eventually("the agent to drain", async || {
+            let reply = self.other.call("LOCK other NOWAIT").await?.text();
+            ensure!(reply.contains("DRAINING"), "{reply}");
+            Ok(())
+        })
+        .await;
+        Ok(())
+    }
+
     pub(super) async fn other_has(&mut self, command: &str) -> Result<()> {
         self.other.call(command).await?.ok()?;
         Ok(())
@@ -88,15 +101,4 @@ impl Stage {
 
 pub(super) fn number(answer: &Value, field: &str) -> Result<i64> {
     answer[field].as_i64().with_context(|| format!("no number {field}: {answer}"))
-}
-
-/// Returns the number of commands that tried to acquire the lock.
-pub(super) fn lock_commands(relay: &Relay, name: &str) -> Result<usize> {
-    let prefix = format!("LOCK {name} ");
-    let mut count = 0;
-    for connection in 0..relay.made() {
-        let commands = relay.commands(connection)?;
-        count += commands.iter().filter(|command| command.starts_with(&prefix)).count();
-    }
-    Ok(count)
 }
