@@ -1,5 +1,7 @@
 package io.github.lockscope.redisson;
 
+import io.github.lockscope.client.Agent;
+import java.nio.file.Files;
 import java.util.ArrayList;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -55,6 +57,23 @@ public final class PlainContract extends Contract {
         check(!mine().isHeldByThread(id + 1000), "no other thread id");
         mine().unlock();
         check(!mine().isHeldByThread(id), "no thread id");
+    }
+
+    /** Only the adaptor answers then. */
+    public void theHolderIsKnownWhileItsAgentIsAway() throws Exception {
+        var socket = Files.createTempDirectory("contract").resolve("agent.sock");
+        Files.createSymbolicLink(socket, Agent.defaultSocket());
+        try (var agent = new Agent(socket); var locks = new LockscopeLocks(agent)) {
+            var lock = locks.getLock(name);
+            lock.lock();
+            lock.lock();
+            Files.delete(socket); // New connections fail.
+            check(lock.isHeldByCurrentThread(), "the holder's thread");
+            equal(lock.getHoldCount(), 2);
+            lock.unlock();
+            lock.unlock();
+            check(!lock.isHeldByCurrentThread(), "no holder");
+        }
     }
 
     public void onlyTheHolderUnlocks() throws Exception {
