@@ -198,7 +198,15 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			return nil, fmt.Errorf("%w: %s within %v", ErrTimeout, list(names), o.wait)
 		default:
 			s.prove(sent)
-			if granted := s.grantedAll(p.value, o); allHeld(granted) {
+			granted := s.grantedAll(p.value, o)
+			switch current := s.connected(); {
+			case current != conn:
+				// The connection ended before these grants were known: resuming the session settles them.
+				if current == nil {
+					s.doubt(conn)
+				}
+				unanswered = true
+			case allHeld(granted):
 				return s.handOut(granted), nil
 			}
 		}

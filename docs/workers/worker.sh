@@ -7,21 +7,17 @@ set -euo pipefail
 LOCK=orders:42
 LOCKCTL=${LOCKCTL:-lockctl}
 
-# Restarts itself under the lock, with an argument that says so. LOCKSCOPE_LOCK would not do: a tmux server that was started under
-# the lock passes it on to programs that run there later. Status 75: the lock could not be acquired within a minute.
-if [[ ${1:-} != --locked ]]; then
+# Restarts itself under the lock, with an argument that says so. LOCKSCOPE_LOCK alone would not do: a tmux server that was started
+# under the lock passes it on to programs that run there later. Status 75: the lock could not be acquired within a minute.
+if [[ ${1:-} != --locked || ${LOCKSCOPE_LOCK:-} != "$LOCK" ]]; then
   exec "$LOCKCTL" exec --wait 1m --kill-after 3s "$LOCK" -- "$0" --locked "$@"
 fi
 shift
-held=$LOCK
 
 trap 'echo "ended in the middle"; exit 1' TERM
 
-# Called with and without the lock.
-check_stock() {
-  if [[ $held == "$LOCK" ]]; then return; fi
-  "$LOCKCTL" exec --wait 1m "$LOCK" -- true
-}
+# Needs the lock, which this process has: another `lockctl exec` would wait for it.
+check_stock() { [[ $LOCKSCOPE_LOCK == "$LOCK" ]]; }
 
 echo "working on $LOCK"
 # Short reads let the trap run. A read that times out returns the beginning of a line, and one at the end of the input returns a

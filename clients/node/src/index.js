@@ -102,6 +102,7 @@ export class Hold {
   }
 
   release() {
+    void this.#grant.held; // A listener of a loss that this finds may release, too.
     this.#released ??= (async () => {
       this.#grant.forget(this.#watcher);
       await this.#session.unlock(this.#grant);

@@ -190,7 +190,14 @@ impl Session {
                 Ok(reply) => {
                     self.state().proven = sent;
                     let grants = self.granted_all(&reply, request);
-                    if grants.iter().all(|grant| grant.is_held()) {
+                    let current = self.connected();
+                    if !current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &connection)) {
+                        // The connection ended before these grants were known: resuming the session settles them.
+                        if current.is_none() {
+                            self.doubt(&connection);
+                        }
+                        unanswered = true;
+                    } else if grants.iter().all(|grant| grant.is_held()) {
                         return Ok(self.handed_out(grants));
                     }
                 }

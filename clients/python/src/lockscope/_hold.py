@@ -103,7 +103,7 @@ class BaseHold:
 
     def on_risk(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever the hold becomes at risk. It must not block."""
-        self._grant.on_risk.append((self._key, listener))
+        self._grant.when_at_risk(self._key, listener)
 
     def _close(self) -> None:
         """Mark the hold as released."""

@@ -101,6 +101,11 @@ class Grant:
         if lost:
             listener()
 
+    def when_at_risk(self, key: object, listener: Listener) -> None:
+        """Call the listener whenever the grant becomes at risk."""
+        with self._losing:
+            self.on_risk.append((key, listener))
+
     def forget(self, key: object) -> None:
         """Drop the listeners of a hold that is released. The grant may outlive it, if its owner reentered the lock."""
         if not self.held:

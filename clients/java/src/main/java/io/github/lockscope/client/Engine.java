@@ -12,14 +12,16 @@ final class Engine {
     private static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(100);
 
     final Poller poller = new Poller();
-    // It is never shut down, since work that has the turn of a session must be done. Its threads end when they are idle.
+    // Neither is ever shut down, since work that has the turn of a session must be done. Idle threads end.
     private final ExecutorService background = new ThreadPoolExecutor(
             0, Integer.MAX_VALUE, 30, TimeUnit.SECONDS, new SynchronousQueue<>(), work -> daemon(work, "lockscope"));
-    private final ScheduledThreadPoolExecutor timer = new ScheduledThreadPoolExecutor(
-            1, work -> daemon(work, "lockscope-timer"), new ThreadPoolExecutor.DiscardPolicy());
+    private final ScheduledThreadPoolExecutor timer =
+            new ScheduledThreadPoolExecutor(1, work -> daemon(work, "lockscope-timer"));
 
     Engine() {
         timer.setRemoveOnCancelPolicy(true);
+        timer.setKeepAliveTime(30, TimeUnit.SECONDS);
+        timer.allowCoreThreadTimeOut(true);
     }
 
     static Thread daemon(Runnable work, String name) {
@@ -46,7 +48,6 @@ final class Engine {
     }
 
     void close() {
-        timer.shutdownNow();
         poller.close();
     }
 }
