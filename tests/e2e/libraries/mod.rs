@@ -443,8 +443,24 @@ async fn a_program_in_node_ends_after_its_last_release() -> Result<()> {
         const hold = await new Agent().lock('orders:42'); await hold.release();";
     // The deadlines would be read for the first time much later.
     let stage = Stage::with(&NODE, &["--lease", "10m"]).await?;
+    ends_in_node(&stage, PROGRAM).await
+}
+
+/// The loss is found by the release, since no timer runs while the event loop is blocked.
+#[tokio::test]
+async fn a_listener_of_a_loss_in_node_may_release_the_hold() -> Result<()> {
+    const PROGRAM: &str = "const { Agent } = await import(process.argv[1]); \
+        const hold = await new Agent().lock('orders:42', { lease: 200 }); \
+        hold.signal.addEventListener('abort', () => hold.release().catch(() => {})); \
+        for (const end = Date.now() + 400; Date.now() < end; ); \
+        await hold.release().then(() => process.exit(1), () => {});";
+    ends_in_node(&Stage::new(&NODE).await?, PROGRAM).await
+}
+
+/// Runs a program that gets the library's path as its argument, until it ends.
+async fn ends_in_node(stage: &Stage, program: &str) -> Result<()> {
     let mut command = tokio::process::Command::from(process::command(&installed("node")?));
-    command.args(["--input-type=module", "-e", PROGRAM]).arg(folder("node").join("src/index.js"));
+    command.args(["--input-type=module", "-e", program]).arg(folder("node").join("src/index.js"));
     command.env("LOCKSCOPE_SOCKET", stage.agent.socket()).kill_on_drop(true);
     let status = timeout(harness::PATIENCE, command.status()).await??;
     ensure!(status.success(), "{status}");
