@@ -139,3 +139,22 @@ fn many_holds_of_a_closed_session_are_released_in_batches() {
     assert!(world.holders("x1000").is_empty());
     assert_eq!(world.core.gauges().delayed_holds, 0);
 }
+
+/// The end of the session turns its explicit lease into a renewed one, which the answer to a verification does not extend.
+#[test]
+fn a_delayed_hold_outlives_a_lease_that_was_being_verified() {
+    let mut world = world();
+    let dying = world.open();
+    let lease = Lease::new(LEASE * 2 / 5);
+    world.command(dying, Command::Lock(LockRequest { lease, ..lock_command("x") }));
+    world.network = Network::Slow(1_500);
+    while !world.served.contains(&"keep") {
+        world.pass(MOMENT);
+    }
+    world.close(dying);
+    world.pass(Duration::from_millis(1_400));
+    world.network = Network::Good;
+    world.pass(LEASE / 2);
+    assert_eq!(world.holders("x").len(), 1);
+    assert_eq!(world.core.gauges().delayed_holds, 1);
+}

@@ -503,3 +503,25 @@ fn unavailable_quotes_the_error_of_a_cluster_that_is_down() {
     let refusal = world.core.redis_refusal().expect("the error concerns all locks");
     assert_eq!(refusal.error, "CLUSTERDOWN it is down");
 }
+
+#[test]
+fn the_end_of_a_long_lease_is_repeated_on_a_server_with_older_data_after_a_hand_over() {
+    let long = Lease::new(LEASE * 20);
+    for (kind, lease, script) in [
+        (Kind::Lock, None, "hand_over"),
+        (Kind::Lock, Lease::new(LEASE), "hand_over"),
+        (Kind::Fair, None, "hand_over_fair"),
+    ] {
+        let mut world = World::new();
+        let (a, b) = (world.open(), world.open());
+        world.command(a, Command::Lock(LockRequest { kind, lease: long, ..lock_command("x") }));
+        world.command(b, Command::Lock(LockRequest { kind, lease, ..lock_command("x") }));
+        let older = world.redis["x"].clone();
+        world.unlock(a, "x");
+        assert!(world.served.contains(&script), "{:?}", world.served);
+        world.redis.insert("x".to_owned(), older);
+        world.core.verify(world.now, Node::Main);
+        world.work();
+        assert_eq!(world.holders("x"), [""; 0], "{kind} {lease:?}");
+    }
+}

@@ -14,6 +14,7 @@ mod read_write;
 mod red;
 mod replicas;
 mod replicated_leases;
+mod restart;
 pub(super) mod settings;
 mod unknown_outcomes;
 mod world;

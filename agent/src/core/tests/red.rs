@@ -199,6 +199,29 @@ fn a_release_by_another_agent_wakes_the_waiter() {
     assert_eq!(short_replies(&mut world, 0, a), ["held 1", "0"]);
 }
 
+/// The servers of red locks are never in the cluster that has the other locks.
+#[test]
+fn a_release_wakes_the_waiter_although_the_cluster_has_shard_channels() {
+    for forced in [false, true] {
+        let mut world = World::new(7, 3, 2, |settings| settings.publish = Publish::Sharded);
+        let (a, b) = (world.open(0), world.open(1));
+        world.command(0, a, red_lock("x", Wait::Forever, None));
+        pass(&mut world, 10);
+        world.command(1, b, red_lock("x", Wait::Forever, None));
+        pass(&mut world, 500);
+        if forced {
+            let operator = world.open(0);
+            let name = lock_name("x");
+            world.excuse_loss("x");
+            world.command(0, operator, Command::Force { name, holder: None, report: false });
+        } else {
+            unlock(&mut world, 0, a);
+        }
+        pass(&mut world, 10);
+        assert_eq!(short_replies(&mut world, 1, b), ["held 1"], "forced: {forced}");
+    }
+}
+
 /// A `RedissonRedLock` has a separate client for each server, with a separate id: one thread is three holders.
 #[test]
 fn a_release_by_redisson_wakes_the_waiter() {

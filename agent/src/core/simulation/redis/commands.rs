@@ -103,10 +103,12 @@ impl Commands {
                 let parts = [ms / 1000, ms % 1000 * 1000];
                 Ok(Reply::Array(parts.map(|part| Reply::Bulk(part.to_string())).into()))
             }
-            ["PUBLISH" | "SPUBLISH", channel, _] => {
+            ["PUBLISH", channel, _] => {
                 self.published.push(channel.to_owned());
                 Ok(count(self.subscribers(channel)))
             }
+            // Nobody is subscribed to shard channels.
+            ["SPUBLISH", _, _] => Ok(Reply::Int(0)),
             ["PUBSUB", "NUMSUB", channel] => {
                 let channel_name = Reply::Bulk(channel.to_owned());
                 Ok(Reply::Array(vec![channel_name, count(self.subscribers(channel))]))

@@ -288,6 +288,15 @@ impl<S: Scenario> World<S> {
         self.servers[node].redis.keys_mut().remove(lock);
     }
 
+    /// Permits the loss of a lock's present holds: an operator may release them.
+    pub(in crate::core) fn excuse_loss(&mut self, lock: &str) {
+        for server in &self.servers {
+            for (field, _) in server.redis.fields(lock) {
+                self.scenario.on_hold_lost(lock, field);
+            }
+        }
+    }
+
     /// Lets time pass, and returns the violation, if any.
     pub(super) fn run_for(&mut self, time: Duration) -> Verdict {
         self.pass(time);

@@ -1,0 +1,60 @@
+//! Tests of what an agent makes of the journal of an earlier run.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease};
+
+use super::grace::{NEXT, Ticket};
+use super::world::{LEASE, Network, World, lock_command};
+use crate::core::Node;
+use crate::protocol::command::{Command, LockRequest};
+use crate::types::ConnectionId;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Kills the agent. Returns the holds of a session, which is resumed at the next one.
+fn held_after_restart(world: &mut World, ticket: &Ticket) -> Vec<String> {
+    world.kill_and_restart(SECOND);
+    world.pass(SECOND);
+    let id = world.open_as(0, NEXT);
+    world.resume(id, ticket);
+    world.resumed(id).1
+}
+
+fn lock_both(world: &mut World, id: ConnectionId, owner: i64) {
+    let request = |lock| LockRequest { owner, ..lock_command(lock) };
+    world.command(id, Command::LockAll(vec![request("x"), request("y")]));
+}
+
+#[test]
+fn a_count_that_was_lowered_for_another_lost_member_is_as_low_after_a_restart() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    let b = world.open();
+    world.command(a, Command::Lock(LockRequest { owner: 7, ..lock_command("y") }));
+    world.lock(b, "busy");
+    world.lock(a, "busy");
+    // Its reply waits for that of the other owner.
+    lock_both(&mut world, a, 7);
+    world.redis.remove("x");
+    world.core.verify(world.now, Node::Main);
+    world.work();
+    world.replies.clear();
+    assert_eq!(held_after_restart(&mut world, &ticket), ["y lock 1"]);
+}
+
+#[test]
+fn a_count_that_redis_has_not_confirmed_is_as_low_after_a_restart() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    let lease = Lease::new(LEASE);
+    for _ in 0..2 {
+        let request = LockRequest { kind: Kind::Read, lease, ..lock_command("x") };
+        world.command(a, Command::Lock(request));
+    }
+    world.replies.clear();
+    world.network = Network::Down;
+    world.unlock(a, "x");
+    world.network = Network::Good;
+    assert_eq!(held_after_restart(&mut world, &ticket), ["x read 1"]);
+}
