@@ -8,9 +8,9 @@ use std::time::Duration;
 use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
 use redisson::{Kind, Moment};
 
-use super::Op;
 use super::operation::Operation;
 use super::update::lost_end;
+use super::{Failure, Op};
 use crate::core::ids::{OpId, Owner};
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::unconfirmed_pause;
@@ -40,6 +40,19 @@ impl Operation for Adoption {
         core.on_adopted(op.sent, &known);
         core.adopt_again(op, self.form, again.into_iter().map(|(hold, _)| hold).collect());
         Ok(())
+    }
+
+    /// Divides a batch that Redis refuses because of one lock, so that the others are adopted.
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        let divided = self.holds.len() > 1 && failure.is_about_one_lock();
+        let Some(op) = divided.then(|| core.take_op(id)).flatten() else {
+            return core.retry(id, pause);
+        };
+        let give_up = op.give_up_at().since(core.now);
+        let (first, second) = self.holds.split_at(self.holds.len() / 2);
+        for holds in [first, second] {
+            core.send(Verb::Adopt(Self { form: self.form, holds: holds.into() }), give_up);
+        }
     }
 
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {

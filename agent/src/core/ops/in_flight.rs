@@ -44,6 +44,14 @@ impl Failure {
             | Self::TooFewReplicas(text) => text,
         }
     }
+
+    /// Returns whether the error is about one of the script's locks: a script without that lock may run.
+    pub(super) fn is_about_one_lock(&self) -> bool {
+        let text = self.text();
+        let forbidden = text.starts_with("NOPERM ") && !concerns_all_locks(text);
+        // The slot is on its way to another node, which has some of the keys.
+        forbidden || text.starts_with("TRYAGAIN ")
+    }
 }
 
 /// A script in flight, or about to be sent again.
@@ -425,5 +433,16 @@ mod tests {
         ] {
             assert!(!concerns_all_locks(one), "{one}");
         }
+    }
+
+    #[test]
+    fn an_error_about_one_lock_permits_the_others() {
+        let refused = |text: &str| Failure::Refused(text.to_owned()).is_about_one_lock();
+        assert!(refused(
+            "NOPERM this user has no permissions to access one of the keys used as arguments"
+        ));
+        assert!(refused("TRYAGAIN Multiple keys request during rehashing of slot"));
+        assert!(!refused("NOPERM this user has no permissions to run the 'evalsha' command"));
+        assert!(!refused("READONLY You can't write against a read only replica."));
     }
 }

@@ -58,3 +58,23 @@ fn a_count_that_redis_has_not_confirmed_is_as_low_after_a_restart() {
     world.network = Network::Good;
     assert_eq!(held_after_restart(&mut world, &ticket), ["x read 1"]);
 }
+
+#[test]
+fn a_lock_that_redis_refuses_does_not_prevent_the_others_from_being_kept() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    let (b, _) = world.graced();
+    let locks: Vec<_> = (0..9).map(|lock| format!("x{lock}")).collect();
+    locks.iter().for_each(|lock| world.lock(a, lock));
+    world.lock(b, "forbidden");
+    world.replies.clear();
+    world.network = Network::Forbids("forbidden");
+    let mut held = held_after_restart(&mut world, &ticket);
+    held.sort();
+    let expected: Vec<_> = locks.iter().map(|lock| format!("{lock} lock 1")).collect();
+    assert_eq!(held, expected);
+    world.losses.clear();
+    world.pass(LEASE * 2);
+    assert_eq!(world.losses, ["loss logged", "loss counted"], "only one is lost");
+    assert!(locks.iter().all(|lock| world.holders(lock).len() == 1));
+}

@@ -38,6 +38,8 @@ pub(super) enum Network {
     Refuses,
     /// Redis refuses scripts that create fields.
     Full,
+    /// Redis refuses scripts that use this lock.
+    Forbids(&'static str),
     /// They run at once, but the replies take that many milliseconds; beyond the response timeout they are lost.
     Slow(u64),
 }
@@ -456,6 +458,14 @@ impl World {
                     None => Err(Failure::Refused("OOM".to_owned())),
                 };
                 self.in_flight.push((self.now + delay.min(timeout), op, outcome));
+            }
+            Network::Forbids(lock) if call.keys.iter().any(|key| key == lock.as_bytes()) => {
+                let error = "NOPERM this user has no permissions to access one of the keys";
+                self.core.on_failure(self.now, op, &Failure::Refused(error.to_owned()));
+            }
+            Network::Forbids(_) => {
+                let reply = self.run(&call).unwrap();
+                self.answer(op, &reply);
             }
             Network::Full => match call.script.name {
                 "acquire" | "acquire_fair" | "hand_over" => {
