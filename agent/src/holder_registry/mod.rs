@@ -1,8 +1,8 @@
 //! The holder registry: publishes in Redis the processes of the agent's holds and waits, in keys next to the locks, so
 //! that the dashboard can resolve a holder id to a host and a process. No lock depends on it.
 //!
-//! Holds and waits of less than a second are not published, and each longer one is written once, or twice if it was a wait, so
-//! that a busy agent writes little.
+//! Holds and waits of less than a second are not published. Each longer one is written once, and again only if it was a wait,
+//! if its worker has changed, or over a new connection, so that a busy agent writes little.
 
 mod awaited;
 mod cmdline;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
-use redisson::{ClientId, LockName, keys, slot};
+use redisson::{ClientId, LockName, Moment, keys, slot};
 use rustix::system::uname;
 use serde::Serialize;
 use service_kit::clock::{boot_epoch_millis, boot_micros};
@@ -29,7 +29,7 @@ use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
 use crate::runtime::Backend;
 use crate::types::Number;
 use cmdline::CommandLines;
-use node_link::NodeLink;
+use node_link::{ConnectionNumber, NodeLink};
 use signer::{Signer, Unsigned, VALIDITY_MS};
 
 /// The interval between passes with few holds.
@@ -100,6 +100,8 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         signer,
         booted: boot_epoch_millis(),
         published: Published::default(),
+        connection: None,
+        passed: Moment::default(),
         red_only: settings.red_only,
         command_lines: settings.cmdline.then(CommandLines::default),
         refused: None,
@@ -165,8 +167,9 @@ struct Written {
 }
 
 impl Published {
-    /// Returns the page of numbers above `after`.
-    fn page(&self, after: Number, red: bool, now_ms: u64) -> PublishedPage {
+    /// Returns the page of numbers above `after`. Entries of workers that have changed since that instant are to be written
+    /// again.
+    fn page(&self, after: Number, changed_since: Moment, red: bool, now_ms: u64) -> PublishedPage {
         let range = (Bound::Excluded(after), Bound::Unbounded);
         let page = || self.0.range(range).take(PAGE);
         let numbers: Vec<Number> = page().map(|(number, _)| *number).collect();
@@ -179,7 +182,8 @@ impl Published {
             Some(last) if numbers.len() == PAGE => *last,
             _ => Number::MAX,
         };
-        PublishedPage { after, until, numbers, stale, transient, min_age: MIN_AGE, red }
+        let min_age = MIN_AGE;
+        PublishedPage { after, until, numbers, stale, transient, changed_since, min_age, red }
     }
 
     fn apply(&mut self, written: &PublishDiff, stale_from: u64) {
@@ -212,6 +216,10 @@ struct Publisher {
     /// The boot time of the host in epoch milliseconds, from which all published instants are derived.
     booted: u64,
     published: Published,
+    /// The connection over which the entries were written.
+    connection: Option<ConnectionNumber>,
+    /// The beginning of the latest pass over all entries on that connection.
+    passed: Moment,
     red_only: bool,
     /// `None` if command lines are not published.
     command_lines: Option<CommandLines>,
@@ -257,12 +265,18 @@ impl Publisher {
 
     /// Updates Redis page by page.
     async fn pass(&mut self) -> Result<(), PassError> {
+        let connection = self.link.connection();
+        if connection != self.connection {
+            // The server may have lost writes: all entries are written again.
+            (self.connection, self.passed) = (connection, Moment::default());
+        }
+        let began = Moment::from_micros(boot_micros());
         self.publish_agent().await?;
         let mut after = 0;
         loop {
             let (reply, diff) = oneshot::channel();
             let now_ms = boot_micros() / 1_000;
-            let page = self.published.page(after, self.red_only, now_ms);
+            let page = self.published.page(after, self.passed, self.red_only, now_ms);
             self.core
                 .send(Input::DiffPublished(page, reply))
                 .await
@@ -278,9 +292,11 @@ impl Publisher {
             }
             match diff.next {
                 Some(next) => after = next,
-                None => return Ok(()),
+                None => break,
             }
         }
+        self.passed = began;
+        Ok(())
     }
 
     /// Publishes the agent's own entry and renews all entries. Starts over if Redis has a different number of entries,
@@ -437,9 +453,9 @@ mod tests {
     fn published_numbers_are_compared_page_by_page() {
         let written = Written { stale_from: u64::MAX, transient: false };
         let mut published = Published((1..=501).map(|n| (n * 10, written)).collect());
-        let first = published.page(0, false, 0);
+        let first = published.page(0, Moment::NEVER, false, 0);
         assert_eq!((first.numbers.len(), first.until), (PAGE, 5_000));
-        let second = published.page(first.until, false, 0);
+        let second = published.page(first.until, Moment::NEVER, false, 0);
         assert_eq!((second.numbers, second.until), (vec![5_010], Number::MAX));
         let due = HolderInfo {
             number: 15,
@@ -457,10 +473,10 @@ mod tests {
         };
         let diff = PublishDiff { gone: vec![20, 30], due: vec![due], next: None };
         published.apply(&diff, 7_000);
-        assert_eq!(published.page(0, false, 6_999).numbers[..3], [10, 15, 40]);
-        assert_eq!(published.page(0, false, 6_999).stale, [0; 0]);
-        assert_eq!(published.page(0, false, 6_999).transient, [15]);
-        assert_eq!(published.page(0, false, 7_000).stale, [15]);
+        assert_eq!(published.page(0, Moment::NEVER, false, 6_999).numbers[..3], [10, 15, 40]);
+        assert_eq!(published.page(0, Moment::NEVER, false, 6_999).stale, [0; 0]);
+        assert_eq!(published.page(0, Moment::NEVER, false, 6_999).transient, [15]);
+        assert_eq!(published.page(0, Moment::NEVER, false, 7_000).stale, [15]);
     }
 
     #[test]

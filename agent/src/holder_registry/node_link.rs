@@ -12,6 +12,9 @@ pub(super) enum NodeLink {
     Cluster(Box<SlotLink>),
 }
 
+/// A connection: the node of a cluster, and the number of the connection to it.
+pub(super) type ConnectionNumber = (Option<Address>, u64);
+
 pub(super) struct SlotLink {
     cluster: Cluster,
     slot: u16,
@@ -47,6 +50,17 @@ impl NodeLink {
             Self::Server(link) => link.up().await.is_some(),
             Self::Cluster(link) => link.wait_until_up().await,
         }
+    }
+
+    /// Returns the connection that was made last.
+    pub(super) fn connection(&self) -> Option<ConnectionNumber> {
+        let (address, link) = match self {
+            Self::Server(link) => (None, link),
+            Self::Cluster(slot_link) => {
+                slot_link.link.as_ref().map(|(address, link)| (Some(address.clone()), link))?
+            }
+        };
+        Some((address, link.state().borrow().generation))
     }
 
     pub(super) async fn pipeline(

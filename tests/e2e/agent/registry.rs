@@ -16,6 +16,19 @@ fn place(holder: &str) -> Result<(String, String)> {
     Ok((String::from_utf8(keys::agent_holders(&id.client))?, number))
 }
 
+/// Waits until the entry of a holder satisfies a condition.
+async fn until_entry(direct: &mut Client, holder: &str, is: impl Fn(&Value) -> bool) -> Result<()> {
+    let (key, number) = place(holder)?;
+    eventually("the holder's new entry", async || {
+        let note = direct.call(&format!("HGET {key} {number}")).await?;
+        let note: Value = serde_json::from_slice(note.bytes()?)?;
+        ensure!(is(&note), "{note}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
 /// Waits for a holder's entry and returns it.
 async fn published(direct: &mut Client, holder: &str) -> Result<Value> {
     let (key, number) = place(holder)?;
@@ -209,6 +222,36 @@ async fn the_waits_of_an_earlier_run_are_removed() -> Result<()> {
     // Much earlier than at the end of its time to live.
     within(Duration::from_secs(40), "the removal of the wait", async || {
         ensure!(direct.call(&format!("EXISTS {key}")).await?.int()? == 0);
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_entry_of_a_hold_follows_its_worker() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let held = holder(&lock(&mut worker, "LOCK a").await?)?;
+    assert_eq!(published(&mut bench.direct, &held).await?["client"], Value::Null);
+    worker.call("CLIENT SETNAME billing").await?.ok()?;
+    until_entry(&mut bench.direct, &held, |note| note["client"] == "billing").await
+}
+
+#[tokio::test]
+async fn entries_that_redis_has_lost_are_written_again_over_a_new_connection() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let held = holder(&lock(&mut worker, "LOCK a").await?)?;
+    let before = published(&mut bench.direct, &held).await?;
+    // As after a failover to a replica that lacks the latest pass: there are as many entries as before.
+    let (key, number) = place(&held)?;
+    bench.direct.call(&format!("HDEL {key} {number}")).await?.ok()?;
+    bench.direct.call(&format!("HSET {key} 7 {{}}")).await?.ok()?;
+    bench.direct.call("CLIENT KILL TYPE normal SKIPME yes").await?.ok()?;
+    assert_eq!(published(&mut bench.direct, &held).await?["session"], before["session"]);
+    eventually("the other entry to be removed", async || {
+        ensure!(bench.direct.call(&format!("HLEN {key}")).await?.int()? == 1);
         Ok(())
     })
     .await;

@@ -83,6 +83,8 @@ pub struct PublishedPage {
     pub stale: Vec<Number>,
     /// Those of them that were [transient](HolderInfo::transient) when they were written, in ascending order.
     pub transient: Vec<Number>,
+    /// Entries of workers whose process or name has changed at this instant or later are written again.
+    pub changed_since: Moment,
     /// Younger holds and waits are not published.
     pub min_age: Duration,
     /// Only red locks are published on this server.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::{Kind, LockName};
+use redisson::{Kind, LockName, Moment};
 
 use crate::core::Core;
 use crate::core::ids::Owner;
@@ -50,6 +50,7 @@ impl Core {
             row.age >= published.min_age
                 && (!is_in(&published.numbers)
                     || is_in(&published.stale)
+                    || self.changed_at(row.owner) >= published.changed_since
                     || (is_in(&published.transient) && !row.waits && !self.is_multi(row.owner)))
         };
         let due = here.iter().filter(is_due).map(|row| self.holder_info(row)).collect();
@@ -105,6 +106,11 @@ impl Core {
             transient: row.waits || several,
             left_ms: row.left.map(millis),
         }
+    }
+
+    /// Returns the instant at which the process or the name of an owner's worker last changed.
+    fn changed_at(&self, owner: Owner) -> Moment {
+        self.sessions.get(&owner.connection).map_or_else(Moment::default, |session| session.changed)
     }
 
     /// Returns whether an owner acquires, or releases, several locks at once.

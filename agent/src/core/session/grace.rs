@@ -255,7 +255,8 @@ impl Core {
             self.wake_events(asker);
         }
         let Some(others) = self.sessions.take_over(asker, target, given) else { return };
-        let Some(session) = self.sessions.get(&asker) else { return };
+        let Some(session) = self.sessions.get_mut(&asker) else { return };
+        session.changed = self.now;
         for number in session.holds.values() {
             self.leases.move_to(*number, asker);
         }

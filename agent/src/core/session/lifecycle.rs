@@ -29,7 +29,7 @@ impl Core {
     /// Handles CLIENT SETNAME.
     pub fn on_named(&mut self, connection: ConnectionId, name: Vec<u8>) {
         if let Some(session) = self.sessions.get_mut(&connection) {
-            session.client_name = Some(name);
+            (session.client_name, session.changed) = (Some(name), self.now);
         }
     }
 

@@ -52,6 +52,8 @@ pub(in crate::core) struct Session {
     /// new one may have been lost.
     pub(in crate::core) secret_before: Option<Secret>,
     pub(in crate::core) opened: Moment,
+    /// The instant of the latest change of its process or its client name.
+    pub(in crate::core) changed: Moment,
     pub(in crate::core) client_name: Option<Vec<u8>>,
     pub(in crate::core) resp3: bool,
     /// It has sent QUIT.
@@ -93,6 +95,7 @@ impl Session {
             secret,
             secret_before: None,
             opened,
+            changed: opened,
             client_name: None,
             resp3: false,
             quit: false,

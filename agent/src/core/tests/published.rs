@@ -3,20 +3,31 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use redisson::Kind;
+use redisson::{Kind, Moment};
 
+use super::grace::NEXT;
 use super::world::{Network, World};
 use crate::core::report::{PublishDiff, PublishedPage};
 use crate::types::Number;
 
 const SECOND: Duration = Duration::from_secs(1);
 
+fn empty_page() -> PublishedPage {
+    PublishedPage {
+        after: 0,
+        until: Number::MAX,
+        numbers: Vec::new(),
+        stale: Vec::new(),
+        transient: Vec::new(),
+        changed_since: Moment::NEVER,
+        min_age: SECOND,
+        red: false,
+    }
+}
+
 fn compare(world: &World, after: Number, until: Number, numbers: &[Number]) -> PublishDiff {
     let numbers = numbers.to_vec();
-    let (stale, transient) = (Vec::new(), Vec::new());
-    let page =
-        PublishedPage { after, until, numbers, stale, transient, min_age: SECOND, red: false };
-    world.core.diff_published(&page)
+    world.core.diff_published(&PublishedPage { after, until, numbers, ..empty_page() })
 }
 
 fn due(differences: &PublishDiff) -> Vec<Number> {
@@ -74,9 +85,8 @@ fn the_entry_of_a_wait_is_due_again_once_the_lock_is_held() {
     let before = compare(&world, 0, Number::MAX, &[]);
     let [held, waiting] = due(&before)[..] else { panic!() };
     assert_eq!(before.due.iter().map(|row| row.transient).collect::<Vec<_>>(), [false, true]);
-    let (after, until, min_age) = (held, Number::MAX, SECOND);
-    let (numbers, stale, transient) = (vec![waiting], Vec::new(), vec![waiting]);
-    let page = PublishedPage { after, until, numbers, stale, transient, min_age, red: false };
+    let (numbers, transient) = (vec![waiting], vec![waiting]);
+    let page = PublishedPage { after: held, numbers, transient, ..empty_page() };
     assert_eq!(due(&world.core.diff_published(&page)), [0; 0], "it still waits");
     world.unlock(a, "x");
     world.pass(SECOND * 2);
@@ -94,16 +104,8 @@ fn a_stale_entry_is_due_again_while_its_hold_lasts() {
     world.pass(SECOND);
     let numbers = due(&compare(&world, 0, Number::MAX, &[]));
     let compare_stale = |world: &World| {
-        let page = PublishedPage {
-            after: 0,
-            until: Number::MAX,
-            numbers: numbers.clone(),
-            stale: numbers.clone(),
-            transient: Vec::new(),
-            min_age: SECOND,
-            red: false,
-        };
-        world.core.diff_published(&page)
+        let (numbers, stale) = (numbers.clone(), numbers.clone());
+        world.core.diff_published(&PublishedPage { numbers, stale, ..empty_page() })
     };
     let both = compare_stale(&world);
     assert_eq!((due(&both), both.gone), (numbers.clone(), vec![]));
@@ -111,6 +113,38 @@ fn a_stale_entry_is_due_again_while_its_hold_lasts() {
     world.close(a);
     let one = compare_stale(&world);
     assert_eq!((due(&one), one.gone), (vec![numbers[1]], vec![numbers[0]]));
+}
+
+#[test]
+fn the_entry_of_a_changed_worker_is_due_again() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    let b = world.open();
+    world.lock(a, "x");
+    world.lock(b, "y");
+    world.replies.clear();
+    world.pass(SECOND);
+    let numbers = due(&compare(&world, 0, Number::MAX, &[]));
+    let [x, y] = numbers[..] else { panic!() };
+    let since = |world: &World, changed_since| {
+        let numbers = numbers.clone();
+        let page = PublishedPage { numbers, changed_since, ..empty_page() };
+        world.core.diff_published(&page).due
+    };
+    let before = world.now;
+    assert_eq!(since(&world, before), []);
+    assert_eq!(since(&world, Moment::default()).len(), 2, "over a new connection");
+    world.close(a);
+    let next = world.open_as(0, NEXT);
+    world.resume(next, &ticket);
+    let again = since(&world, before);
+    assert_eq!((again[0].number, again[0].pid, again.len()), (x, Some(3), 1));
+    world.pass(SECOND);
+    let resumed = world.now;
+    assert_eq!(since(&world, resumed), []);
+    world.core.on_named(b, b"billing".to_vec());
+    let again = since(&world, resumed);
+    assert_eq!((again[0].number, again[0].client.as_deref(), again.len()), (y, Some("billing"), 1));
 }
 
 #[test]
