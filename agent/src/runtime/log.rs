@@ -48,15 +48,21 @@ pub(super) fn write(line: LogLine) {
         LogLine::JournalFailed { why } => {
             tracing::warn!(why, "the journal cannot be written: sessions with grace get no locks");
         }
-        LogLine::ForcedRelease { lock, holders, dead_waiters, by } => tracing::warn!(
-            lock.name = %lock,
-            lock.holders = holders,
-            lock.dead_waiters = dead_waiters,
-            by.uid = by.as_ref().map(|peer| peer.uid),
-            by.pid = by.as_ref().and_then(|peer| peer.pid),
-            by.comm = by.as_ref().and_then(|peer| peer.comm.as_deref()),
-            "an operator has released a lock by force"
-        ),
+        LogLine::ForcedRelease { lock, confirmed, holders, dead_waiters, by } => {
+            let message = match confirmed {
+                true => "an operator has released a lock by force",
+                false => "an operator may have released a lock by force",
+            };
+            tracing::warn!(
+                lock.name = %lock,
+                lock.holders = holders,
+                lock.dead_waiters = dead_waiters,
+                by.uid = by.as_ref().map(|peer| peer.uid),
+                by.pid = by.as_ref().and_then(|peer| peer.pid),
+                by.comm = by.as_ref().and_then(|peer| peer.comm.as_deref()),
+                "{message}"
+            );
+        }
         LogLine::WaitersRemoved { lock, agent, waiters } => tracing::info!(
             lock.name = %lock,
             agent = %agent,

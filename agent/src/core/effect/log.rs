@@ -68,6 +68,8 @@ pub enum LogLine {
     /// An operator released a lock by force.
     ForcedRelease {
         lock: LockName,
+        /// Redis has confirmed it; otherwise its reply was lost.
+        confirmed: bool,
         holders: String,
         /// The waiters removed from its fair queue.
         dead_waiters: u64,

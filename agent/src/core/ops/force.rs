@@ -54,6 +54,10 @@ impl Operation for Force {
         Ok(())
     }
 
+    fn on_unknown(&self, core: &mut Core) {
+        core.audit(self.reply_to, &self.name, &holder_names(&self.shown.hash), 0, false);
+    }
+
     fn command(&self) -> Option<(ReplyTo, &LockName)> {
         Some((self.reply_to, &self.name))
     }
@@ -110,9 +114,16 @@ pub(in crate::core) fn not_held_by(name: &LockName, named: &[u8], mut now: Vec<S
     )
 }
 
-/// Returns the refusal to release a lock that has changed since it was read.
-pub(in crate::core) fn changed_hands(name: &LockName) -> String {
-    format!("NOTHELD `{name}` has changed hands just now; nothing is done: look again")
+/// Returns the refusal to release a lock that has changed since it was read. If an earlier attempt `may_have_run`, that
+/// may be its effect.
+pub(in crate::core) fn changed_hands(name: &LockName, may_have_run: bool) -> Frame {
+    if may_have_run {
+        let why = "it has changed hands just now, and Redis's answer was lost: it may have been released; look again";
+        return Core::unavailable_for(name, why);
+    }
+    Frame::Error(format!(
+        "NOTHELD `{name}` has changed hands just now; nothing is done: look again"
+    ))
 }
 
 impl Core {
@@ -187,11 +198,15 @@ impl Core {
         let reply = match forced {
             ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => {
                 if !holders.is_empty() || waiters > 0 {
-                    self.audit(*reply_to, name, &holders, waiters);
+                    self.audit(*reply_to, name, &holders, waiters, true);
                 }
                 forced_frame(force.report, holders.len() as u64, waiters)
             }
-            ForceReleaseOutcome::Changed => Frame::Error(changed_hands(name)),
+            ForceReleaseOutcome::Changed | ForceReleaseOutcome::WrongType if may_have_run => {
+                force.on_unknown(self);
+                changed_hands(name, true)
+            }
+            ForceReleaseOutcome::Changed => changed_hands(name, false),
             ForceReleaseOutcome::WrongType => {
                 Frame::Error(format!("WRONGTYPE `{name}` is no lock any more; nothing is done"))
             }
@@ -211,16 +226,19 @@ impl Core {
         }
     }
 
+    /// Logs a forced release. Unless it is `confirmed`, Redis's answer was lost.
     pub(in crate::core) fn audit(
         &mut self,
         reply_to: ReplyTo,
         name: &LockName,
         holders: &[String],
         dead_waiters: u64,
+        confirmed: bool,
     ) {
         let peer = self.sessions.get(&reply_to.connection).map(|session| &session.peer);
         self.effects.log(LogLine::ForcedRelease {
             lock: name.clone(),
+            confirmed,
             holders: holders.join(" "),
             dead_waiters,
             by: peer.cloned(),

@@ -181,8 +181,12 @@ impl Core {
 
     /// Answers the command that waits for this op: Redis has been silent, or has refused it, for too long.
     fn answer_silence(&mut self, id: OpId) {
-        let Some(verb) = self.ops.get(id).map(|op| op.verb.clone()) else { return };
+        let Some(op) = self.ops.get(id) else { return };
+        let (verb, may_have_run) = (op.verb.clone(), op.may_have_run || op.is_on_its_way());
         verb.operation().on_silence(self);
+        if may_have_run {
+            verb.operation().on_unknown(self);
+        }
         let refusal = self.ops.take_refusal(id);
         let why = refusal.as_deref().unwrap_or(NO_ANSWER);
         let Some(silence) =
@@ -204,6 +208,9 @@ impl Core {
 
     fn give_up(&mut self, id: OpId) {
         if let Some(mut op) = self.take_op(id) {
+            if op.may_have_run {
+                op.verb.operation().on_unknown(self);
+            }
             op.verb.operation_mut().on_give_up(self, id);
         }
     }

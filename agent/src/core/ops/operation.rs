@@ -72,6 +72,9 @@ pub(in crate::core) trait Operation {
     /// Handles the end of the time in which Redis should have answered, before the waiting commands are answered.
     fn on_silence(&self, _core: &mut Core) {}
 
+    /// Handles the end of the attempts at a script that may have run, before the waiting commands are answered.
+    fn on_unknown(&self, _core: &mut Core) {}
+
     /// Takes the waiting commands, and returns the answer to them. `why` describes what Redis did instead of answering.
     fn silence(&mut self, why: &str) -> Option<Silence> {
         let (reply_to, name) = self.command()?;

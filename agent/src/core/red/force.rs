@@ -1,6 +1,7 @@
 //! FORCE of a red lock: what an operator saw on each server is compared and released there. It is complete once no
 //! holder can have a majority any more.
 
+use redisson::LockName;
 use redisson::script::{ForceReleaseOutcome, LockDetails};
 use redisson::shape::{Holder, MAX_FIELDS};
 
@@ -90,10 +91,16 @@ impl Core {
         &mut self,
         node: usize,
         quorum: OpId,
+        may_have_run: bool,
         forced: ForceReleaseOutcome,
     ) {
         let answer = match forced {
             ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => Answer::Yes(self.now),
+            // An earlier copy of the script may have released it.
+            _ if may_have_run => {
+                let reason = "it has changed hands just now".to_owned();
+                Answer::Failed { reason, may_have_run }
+            }
             ForceReleaseOutcome::Changed => {
                 Answer::No(No::Unfit("it has changed hands just now".into()))
             }
@@ -115,14 +122,20 @@ impl Core {
         // The servers on which the released holder may still have it.
         let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));
         let unsure = quorum.answers.iter().filter(unsure).count();
-        let released: Vec<(usize, &Holder)> = quorum
-            .yes()
-            .filter_map(|(node, _)| Some((node, seen[node].as_ref()?)))
-            .flat_map(|(node, shown)| shown.hash.holders.iter().map(move |h| (node, h)))
-            .collect();
-        if !released.is_empty() {
-            let ids: Vec<String> = released.iter().map(|(_, h)| h.id.to_string()).collect();
-            self.audit(*reply_to, name, &ids, 0);
+        let holders = |nodes: Vec<usize>| -> Vec<(usize, &Holder)> {
+            let shown = nodes.into_iter().filter_map(|node| Some((node, seen[node].as_ref()?)));
+            shown
+                .flat_map(|(node, shown)| shown.hash.holders.iter().map(move |h| (node, h)))
+                .collect()
+        };
+        let released = holders(quorum.yes().map(|(node, _)| node).collect());
+        let unknown = self.forced_in_doubt(quorum, name);
+        let in_doubt = !unknown.is_empty();
+        for (holders, confirmed) in [(&released, true), (&holders(unknown), false)] {
+            if !holders.is_empty() {
+                let ids: Vec<String> = holders.iter().map(|(_, h)| h.id.to_string()).collect();
+                self.audit(*reply_to, name, &ids, 0, confirmed);
+            }
         }
         // The messages notify the other agents; our own holds need not wait for them.
         for (node, holder) in &released {
@@ -135,11 +148,31 @@ impl Core {
         threads.dedup();
         let reply = if unsure < self.majority() {
             forced_frame(*report, threads.len() as u64, 0)
-        } else if quorum.answers.iter().any(|answer| matches!(answer, Answer::No(_))) {
-            Frame::Error(changed_hands(name))
+        } else if quorum.answers.iter().any(|answer| {
+            matches!(answer, Answer::No(_) | Answer::Failed { may_have_run: true, .. })
+        }) {
+            changed_hands(name, in_doubt)
         } else {
             Self::unavailable_for(name, &self.errors_of(quorum))
         };
         self.answer(*reply_to, reply);
+    }
+
+    /// Returns the servers on which a forced release may have run, or may yet run, without a confirmation.
+    fn forced_in_doubt(&self, quorum: &QuorumOp, name: &LockName) -> Vec<usize> {
+        let in_flight = |node: usize| {
+            self.ops.values().any(|op| match &op.verb {
+                Verb::Node(NodeOp { node: asked, verb: NodeVerb::Force { name: forced, .. } }) => {
+                    *asked == node && forced == name && (op.may_have_run || op.is_on_its_way())
+                }
+                _ => false,
+            })
+        };
+        let doubt = |(node, answer): (usize, &Answer)| match answer {
+            Answer::Failed { may_have_run, .. } => may_have_run.then_some(node),
+            Answer::Awaited => in_flight(node).then_some(node),
+            Answer::Yes(_) | Answer::No(_) | Answer::Shown(_) => None,
+        };
+        quorum.answers.iter().enumerate().filter_map(doubt).collect()
     }
 }

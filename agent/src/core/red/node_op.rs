@@ -76,7 +76,7 @@ impl Operation for NodeOp {
             NodeVerb::Force { quorum, name, .. } => {
                 let forced = script::parse_force_release(reply)?;
                 core.note_message(name, reply);
-                core.on_node_forced(node, *quorum, forced);
+                core.on_node_forced(node, *quorum, op.may_have_run, forced);
             }
             NodeVerb::Restore(hold, lease) => {
                 let acquired = script::parse_acquire(reply)?;

@@ -16,7 +16,7 @@
 //! LOCKSCOPE_SEEDS=5000..90000 cargo test -p lockscope-agent --lib simulation           # many more
 //! ```
 
-mod kinds;
+pub(in crate::core) mod kinds;
 mod plain;
 pub(in crate::core) mod red;
 pub(in crate::core) mod redis;

@@ -4,6 +4,7 @@ mod delay;
 mod early_hand_over;
 mod failures;
 mod fair;
+mod force;
 mod frozen;
 mod grace;
 mod journal;

@@ -23,7 +23,7 @@ use worker::Worker;
 
 const SEEDS: Range<u64> = 0..32;
 
-type World = world::World<Kinds>;
+pub(in crate::core) type World = world::World<Kinds>;
 
 #[derive(Debug, Default)]
 pub(in crate::core) struct Kinds {

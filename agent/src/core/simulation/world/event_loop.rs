@@ -9,7 +9,7 @@ use super::super::requests::lock_of;
 use super::network::RedisConnectionId;
 use super::network::must_be_confirmed;
 use super::{Event, Input, Scenario, World};
-use crate::core::{Confirmed, Effect, Failure, Node, OpId, Report};
+use crate::core::{Confirmed, Effect, Failure, LogLine, Node, OpId, Report};
 use crate::protocol::resp::Outgoing;
 use crate::types::ConnectionId;
 
@@ -174,6 +174,7 @@ impl<S: Scenario> World<S> {
                 self.agents[agent].core.on_journalled(now, u64::MAX);
             }
             Effect::Report(Report::NodeVote { outcome: "silent", .. }) => self.silent_votes += 1,
+            Effect::Log(LogLine::ForcedRelease { confirmed, .. }) => self.audited.push(confirmed),
             Effect::Report(_) | Effect::Log(_) => {}
             Effect::Subscribe(node, channel) => self.subscribe(agent, node, channel, true),
             Effect::Unsubscribe(node, channel) => self.subscribe(agent, node, channel, false),

@@ -180,6 +180,8 @@ pub(in crate::core) struct World<S: Scenario> {
     pub(super) grants: u64,
     /// The votes on red locks that servers have not cast.
     pub(in crate::core) silent_votes: u64,
+    /// The forced releases that were logged: whether each was confirmed.
+    pub(in crate::core) audited: Vec<bool>,
     /// Scripts for which there was no connection.
     pub(in crate::core) unsent: u64,
     pub(super) violation: Option<String>,
@@ -227,6 +229,7 @@ impl<S: Scenario> World<S> {
             forgetful: false,
             grants: 0,
             silent_votes: 0,
+            audited: Vec::new(),
             unsent: 0,
             violation: None,
             trace: Trace::default(),

@@ -150,7 +150,7 @@ impl<S: Scenario> World<S> {
         self.publish(node, &served.published);
     }
 
-    pub(super) fn break_connection(&mut self, connection: RedisConnectionId, why: &str) {
+    pub(in crate::core) fn break_connection(&mut self, connection: RedisConnectionId, why: &str) {
         let state = self.connection(connection);
         if !state.up {
             return;

@@ -1,0 +1,101 @@
+//! Tests of forced releases.
+
+use std::time::Duration;
+
+use redisson::HolderId;
+
+use super::world::short;
+use crate::core::Lane;
+use crate::core::simulation::kinds;
+use crate::core::simulation::red::{self, lock_name, red_lock};
+use crate::core::simulation::world::{Scenario, World};
+use crate::protocol::command::{Command, LockRequest, Wait};
+use crate::types::ConnectionId;
+
+const MOMENT: Duration = Duration::from_millis(1);
+const LATER: Duration = Duration::from_secs(3);
+
+fn force<S: Scenario>(world: &mut World<S>, agent: usize, operator: ConnectionId, lock: &str) {
+    world.excuse_loss(lock);
+    let command = Command::Force { name: lock_name(lock), holder: None, report: false };
+    world.command(agent, operator, command);
+}
+
+fn reply<S: Scenario>(world: &mut World<S>, agent: usize, connection: ConnectionId) -> String {
+    let replies: Vec<_> = world.replies_of(agent, connection).iter().map(short).collect();
+    replies.join(" ")
+}
+
+fn holders<S: Scenario>(world: &World<S>, server: usize) -> Vec<HolderId> {
+    let fields = world.servers[server].redis.fields("x");
+    fields.iter().filter_map(|(field, _)| HolderId::parse(field.as_bytes())).collect()
+}
+
+/// Lets an operator of the first agent release `x`, for which the second agent waits. Once the second agent has the lock on
+/// every server, the first one's connections break, before it has received an answer.
+fn break_after_force<S: Scenario>(world: &mut World<S>, operator: ConnectionId) {
+    let servers = 0..world.servers.len();
+    let next = world.agents[1].core.numbers.client();
+    servers.clone().for_each(|server| world.answers_later(server, 20_000));
+    force(world, 0, operator, "x");
+    while !servers.clone().all(|node| holders(world, node).iter().any(|id| id.client == next)) {
+        world.pass(MOMENT);
+    }
+    assert_eq!(reply(world, 0, operator), "");
+    for server in servers {
+        world.answers_later(server, 0);
+        world.break_connection((0, server, Lane::Commands), "a test");
+    }
+}
+
+#[test]
+fn a_forced_release_whose_answer_was_lost_is_reported_as_unknown() {
+    for back in [true, false] {
+        let mut world = kinds::World::new(7, 1, 2, |settings| settings.red = None);
+        let (a, operator, b) = (world.open(0), world.open(0), world.open(1));
+        for (agent, session) in [(0, a), (1, b)] {
+            let request = LockRequest { wait: Wait::Forever, ..LockRequest::new(lock_name("x")) };
+            world.command(agent, session, Command::Lock(request));
+            world.pass(MOMENT * 500);
+        }
+        break_after_force(&mut world, operator);
+        if !back {
+            world.freeze(0, LATER * 2);
+        }
+        world.pass(LATER);
+        assert_eq!(reply(&mut world, 0, operator), "UNAVAILABLE", "back: {back}");
+        assert_eq!(world.audited, [false], "back: {back}");
+    }
+}
+
+#[test]
+fn a_forced_release_of_a_red_lock_whose_answers_were_lost_is_reported_as_unknown() {
+    for back in [true, false] {
+        let mut world = red::World::new(7, 3, 2, |_| {});
+        let (a, operator, b) = (world.open(0), world.open(0), world.open(1));
+        for (agent, session) in [(0, a), (1, b)] {
+            world.command(agent, session, red_lock("x", Wait::Forever, None));
+            world.pass(MOMENT * 500);
+        }
+        break_after_force(&mut world, operator);
+        if !back {
+            (0..3).for_each(|server| world.freeze(server, LATER * 2));
+        }
+        world.pass(LATER);
+        assert_eq!(reply(&mut world, 0, operator), "UNAVAILABLE", "back: {back}");
+        assert_eq!(world.audited, [false], "back: {back}");
+    }
+}
+
+#[test]
+fn a_forced_release_during_an_outage_is_not_logged() {
+    let mut world = red::World::new(7, 3, 1, |_| {});
+    let (a, operator) = (world.open(0), world.open(0));
+    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.pass(MOMENT * 10);
+    (0..3).for_each(|server| world.kill(server, false));
+    force(&mut world, 0, operator, "x");
+    world.pass(LATER);
+    assert_eq!(reply(&mut world, 0, operator), "UNAVAILABLE");
+    assert_eq!(world.audited, [true; 0]);
+}
