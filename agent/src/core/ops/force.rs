@@ -8,7 +8,7 @@ use redisson::script::{
     QueueEntry, Value,
 };
 use redisson::shape::{Holder, LockHash, MAX_FIELDS};
-use redisson::{Family, HolderId, LockName};
+use redisson::{HolderId, LockName};
 
 use super::operation::Operation;
 use super::{Op, printable};
@@ -135,14 +135,16 @@ impl Core {
         holder: Option<Vec<u8>>,
         report: bool,
     ) {
-        let refusal = self.operator_refusal(reply_to, "FORCE").or_else(|| self.slot_refusal(&name));
-        if let Some(refusal) = refusal {
+        if let Some(refusal) = self.operator_refusal(reply_to, "FORCE") {
             return self.answer(reply_to, refusal);
         }
-        let red = self.family(&name) == Some(Family::Red);
+        let (red, unfit) = (self.is_red_only(&name), self.slot_refusal(&name));
         let look = Look { name, reply_to, holder, report };
         if red {
             return self.look_red(look);
+        }
+        if let Some(refusal) = unfit {
+            return self.answer(reply_to, refusal);
         }
         self.send(Verb::Look(look), WORTH);
     }

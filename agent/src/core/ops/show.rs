@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, LockDetails, Value};
-use redisson::{Family, HolderId, LockName};
+use redisson::{HolderId, LockName};
 
 use super::operation::Operation;
 use super::{Failure, Op};
@@ -62,7 +62,7 @@ impl Operation for HolderLook {
 impl Core {
     /// Starts SHOW. The name may be a red lock of other agents; then the Redis of all other kinds has nothing.
     pub(in crate::core) fn show(&mut self, reply_to: ReplyTo, name: LockName) {
-        if self.family(&name) == Some(Family::Red) {
+        if self.is_red_only(&name) {
             return self.show_red(Show { name, reply_to });
         }
         if let Some(refusal) = self.slot_refusal(&name) {

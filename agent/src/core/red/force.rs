@@ -36,7 +36,8 @@ impl Core {
             return self.answer(*reply_to, reply);
         }
         if shown.iter().all(|(_, shown)| shown.key_type == "none") {
-            return self.answer(*reply_to, forced_frame(*report, 0, 0));
+            let reply = self.absent(name).unwrap_or_else(|| forced_frame(*report, 0, 0));
+            return self.answer(*reply_to, reply);
         }
         let is_lock = |shown: &LockDetails| {
             let few = shown.fields <= MAX_FIELDS;

@@ -23,10 +23,11 @@ mod update;
 
 use std::time::Duration;
 
-use redisson::Moment;
+use redisson::{Family, LockName, Moment};
 
 use super::Core;
 use crate::core::ids::OpId;
+use crate::protocol::resp::Frame;
 use quorum::{Answer, QuorumOp, QuorumRequest, Verdict};
 pub(super) use table::QuorumTable;
 
@@ -42,6 +43,19 @@ impl Core {
     /// Returns the number of nodes that make a majority.
     pub(super) fn majority(&self) -> usize {
         self.nodes().len() / 2 + 1
+    }
+
+    /// Returns whether only the servers of red locks can have a lock of that name: it is red here, or no script may use it in
+    /// the cluster.
+    pub(in crate::core) fn is_red_only(&self, name: &LockName) -> bool {
+        let unfit = || self.settings.red.is_some() && self.slot_refusal(name).is_some();
+        self.family(name) == Some(Family::Red) || unfit()
+    }
+
+    /// Returns the refusal of an operator's command about a name that no server of red locks has and that no script may use
+    /// in the cluster.
+    fn absent(&self, name: &LockName) -> Option<Frame> {
+        self.slot_refusal(name).filter(|_| self.family(name) != Some(Family::Red))
     }
 
     /// Records a node's answer, if it is still awaited.

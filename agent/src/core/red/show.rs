@@ -55,7 +55,7 @@ impl Core {
         let reply = if shown.len() < majority {
             Self::unavailable_for(name, &self.errors_of(quorum))
         } else if shown.iter().all(|shown| shown.key_type == "none") {
-            Frame::Null
+            self.absent(name).unwrap_or(Frame::Null)
         } else {
             self.red_frame(name, &parts, self.sees_only(reply_to.connection))
         };

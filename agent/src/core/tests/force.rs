@@ -10,6 +10,7 @@ use crate::core::simulation::kinds;
 use crate::core::simulation::red::{self, lock_name, red_lock};
 use crate::core::simulation::world::{Scenario, World};
 use crate::protocol::command::{Command, LockRequest, Wait};
+use crate::protocol::resp::Frame;
 use crate::types::ConnectionId;
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -98,4 +99,26 @@ fn a_forced_release_during_an_outage_is_not_logged() {
     world.pass(LATER);
     assert_eq!(reply(&mut world, 0, operator), "UNAVAILABLE");
     assert_eq!(world.audited, [true; 0]);
+}
+
+#[test]
+fn a_red_lock_is_shown_and_released_although_its_name_does_not_fit_the_cluster() {
+    let mut world = red::World::new(7, 3, 2, |settings| settings.slots = true);
+    let (a, operator) = (world.open(0), world.open(1));
+    let name = lock_name("a{b");
+    world.command(0, a, red_lock("a{b", Wait::Forever, None));
+    world.pass(MOMENT * 10);
+    assert_eq!(reply(&mut world, 0, a), "held 1");
+    world.command(1, operator, Command::Show(name.clone()));
+    world.pass(MOMENT * 10);
+    let shown = format!("{:?}", world.replies_of(1, operator));
+    assert!(shown.contains(&format!("{:?}", Frame::bytes("node2"))), "{shown}");
+    force(&mut world, 1, operator, "a{b");
+    world.pass(MOMENT * 10);
+    assert_eq!((reply(&mut world, 1, operator), world.standing("a{b")), ("1".to_owned(), 0));
+    // The cluster may have a lock of that name.
+    world.command(1, operator, Command::Show(name));
+    force(&mut world, 1, operator, "a{b");
+    world.pass(MOMENT * 10);
+    assert_eq!(reply(&mut world, 1, operator), "LIMIT LIMIT");
 }
