@@ -6,6 +6,7 @@ use redisson::{Kind, Moment};
 use tracing::Span;
 
 use crate::core::ids::{OpId, Owner, ReplyTo, WaiterId};
+use crate::core::lock::state::LockState;
 use crate::core::lock::table::RemovedWaiter;
 use crate::core::lock::waiter::{FairPosition, Left, Waiter};
 use crate::core::ops::verb::{Attempt, Verb};
@@ -174,7 +175,12 @@ impl Core {
     /// Returns the outcome of a wait whose time is over, as metrics show it, and the reply to its LOCK.
     pub(super) fn timed_out(&self, waiter: &Waiter) -> (&'static str, Frame) {
         let name = &waiter.name;
-        match self.locks.get(name).and_then(|state| state.last_error.as_deref()) {
+        // A waiter that a local hold excludes makes no attempts: the error is that of another one.
+        let tries = |state: &&LockState| {
+            let behind_reader = waiter.kind != Kind::Read && !state.readers.is_empty();
+            waiter.kind == Kind::Fair || state.hold.is_none() && !behind_reader
+        };
+        match self.locks.get(name).filter(tries).and_then(|state| state.last_error.as_deref()) {
             Some(last_error) => ("error", Self::unavailable_for(name, last_error)),
             None if !waiter.refused => ("error", Self::unavailable_for(name, NO_ANSWER)),
             None => ("timeout", Frame::Null),

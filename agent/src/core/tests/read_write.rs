@@ -7,7 +7,7 @@ use redisson::{Kind, Lease};
 
 use super::grace::NEXT;
 use super::world::{LEASE, Network, World, lock_command, short};
-use crate::protocol::command::{Command, LockRequest};
+use crate::protocol::command::{Command, LockRequest, Wait};
 
 const SLOW: Duration = Duration::from_millis(100);
 
@@ -162,4 +162,23 @@ fn the_entries_of_a_restored_reader_keep_their_leases() {
     world.pass(Duration::from_secs(10));
     assert_eq!(world.events(b), ["lost x read expired"]);
     assert!(world.holders("x").is_empty());
+}
+
+#[test]
+fn a_writer_behind_local_readers_times_out_despite_the_earlier_error_of_a_reader() {
+    let mut world = World::new();
+    let (first, second, writer) = (world.open(), world.open(), world.open());
+    world.lock_as(first, "x", Kind::Read);
+    world.network = Network::Down;
+    let within = |kind, ms| {
+        let wait = Wait::AtMost(Duration::from_millis(ms));
+        Command::Lock(LockRequest { kind, wait, ..lock_command("x") })
+    };
+    world.command(second, within(Kind::Read, 300));
+    world.pass(SLOW * 4);
+    assert_eq!(world.reply(second), "UNAVAILABLE");
+    world.network = Network::Good;
+    world.command(writer, within(Kind::Write, 2_000));
+    world.pass(SLOW * 21);
+    assert_eq!(world.reply(writer), "null");
 }
