@@ -126,6 +126,10 @@ impl Core {
         let RestoredSession { record, away_since, holds } = past;
         let since = away_since.map_or(self.now, |since| since.min(self.now));
         let session = Session::restored(record, since, holds.len(), self.now);
+        if away_since.is_none() {
+            // Another restart does not begin the grace again.
+            self.journal_record(Record::Away { session: session.id, since });
+        }
         self.sessions.restore(connection, session);
         self.journal.remember(holds.keys().copied());
         for hold in holds.values() {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::grace::{NEXT, Ticket};
-use super::world::{LEASE, Network, World, lock_command};
+use super::grace::{GRACE, NEXT, Ticket};
+use super::world::{Disk, LEASE, Network, World, lock_command};
 use crate::core::Node;
 use crate::protocol::command::{Command, LockRequest};
 use crate::types::ConnectionId;
@@ -77,4 +77,28 @@ fn a_lock_that_redis_refuses_does_not_prevent_the_others_from_being_kept() {
     world.pass(LEASE * 2);
     assert_eq!(world.losses, ["loss logged", "loss counted"], "only one is lost");
     assert!(locks.iter().all(|lock| world.holders(lock).len() == 1));
+}
+
+#[test]
+fn restarts_do_not_begin_the_grace_again() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    world.lock(a, "x");
+    for _ in 0..3 {
+        world.kill_and_restart(SECOND);
+        assert_eq!(world.holders("x").len(), 1);
+        world.pass(GRACE / 3);
+    }
+    assert!(world.holders("x").is_empty(), "a third restart has not prolonged it");
+    assert!(world.past.is_empty());
+}
+
+#[test]
+fn a_full_disk_at_the_start_of_an_agent_costs_no_hold() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    world.lock(a, "x");
+    world.replies.clear();
+    world.disk = Disk::Full;
+    assert_eq!(held_after_restart(&mut world, &ticket), ["x lock 1"]);
 }
