@@ -108,6 +108,9 @@ fn readiness(status: &Status) -> Readiness {
     if let Some(refusal) = status.refusal(Moment::from_micros(boot_micros())) {
         reasons.push(format!("Redis refuses to change locks: {refusal}"));
     }
+    if status.socket_missing {
+        reasons.push("the socket's file was removed or replaced: no worker can connect".to_owned());
+    }
     if status.draining {
         reasons.push("the agent is draining: new locks are refused".to_owned());
     }
@@ -276,6 +279,9 @@ mod tests {
         let refusal = Some(Refusal { at: Moment::default(), error: "NOREPLICAS".to_owned() });
         server.status.send_replace(Status { redis_up: true, refusal, ..Status::default() });
         assert!(server.get("/readyz").starts_with("HTTP/1.1 200"));
+        let missing = Status { redis_up: true, socket_missing: true, ..Status::default() };
+        server.status.send_replace(missing);
+        assert!(server.get("/readyz").contains("no worker can connect"));
         server.status.send_replace(Status { redis_up: true, draining: true, ..Status::default() });
         assert!(server.get("/readyz").contains("draining"));
         assert!(server.get("/metrics").contains("tokio_workers{runtime=\"http\"} 1"));

@@ -129,6 +129,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         thread_time: time.clone(),
         watchdog: sd_notify::watchdog_enabled(),
     };
+    socket.report_to(channels.status.clone());
     let mut core = runtime::start(start, channels, Arc::clone(&metrics), &stage);
     publish_holders(&config, &identity, backend, &core, &stage);
     stopped::start(core.sender(), &stage);

@@ -290,6 +290,8 @@ pub struct Status {
     pub detail: String,
     /// The latest error with which Redis refused a script for all locks.
     pub refusal: Option<Refusal>,
+    /// The socket's file is missing, so that no worker can connect.
+    pub socket_missing: bool,
     /// New locks are refused because the agent is shutting down.
     pub draining: bool,
     pub holds: usize,

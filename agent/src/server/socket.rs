@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Gid, Mode, OFlags, chmodat, chownat, flock, fstat, open,
 };
@@ -19,7 +19,10 @@ use rustix::net::{
 use rustix::process::getpid;
 use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
 use tokio::time::Instant;
+
+use crate::types::Status;
 
 /// The length of the accept queue; the kernel limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
@@ -80,19 +83,23 @@ pub fn group_id(group: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("group `{group}` is not in /etc/group; use its number"))
 }
 
-/// The listening socket, whose file is removed on drop.
+/// The listening socket. Its file is removed on drop, unless the service manager owns it.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
-    /// `None` if the service manager owns the socket.
+    /// `None` if the service manager's file is not visible here, as in a container.
     file: Option<SocketFile>,
+    /// Receives whether the file is missing.
+    status: watch::Sender<Status>,
 }
 
 /// A socket's file. Device and inode distinguish it from a later one at the same path.
 #[derive(Debug)]
 struct SocketFile {
-    settings: SocketSettings,
+    path: PathBuf,
     inode: (u64, u64),
+    /// The settings to create it again; `None` if the service manager owns it.
+    settings: Option<SocketSettings>,
     /// The latest attempt to create it again, which has failed.
     failed: Option<Instant>,
 }
@@ -113,9 +120,24 @@ impl Socket {
     /// Fails if the path is in use by a running agent, is not a socket, or cannot be written.
     pub async fn open(settings: &SocketSettings) -> anyhow::Result<Self> {
         match passed().context("cannot use the socket passed by the service manager")? {
-            Some(listener) => Ok(Self { listener, file: None }),
+            Some(listener) => Ok(Self::owned_by_manager(listener)),
             None => Self::bind(settings).await,
         }
+    }
+
+    fn owned_by_manager(listener: UnixListener) -> Self {
+        let address = listener.local_addr().ok();
+        let path = address.as_ref().and_then(|address| address.as_pathname());
+        let file = path.and_then(|path| {
+            let inode = inode_of(path).ok()?;
+            Some(SocketFile { path: path.to_owned(), inode, settings: None, failed: None })
+        });
+        Self { listener, file, status: watch::Sender::default() }
+    }
+
+    /// Reports from now on whether the socket's file is missing.
+    pub fn report_to(&mut self, status: watch::Sender<Status>) {
+        self.status = status;
     }
 
     /// Creates the socket, replacing a stale one. It appears at its path only once it has its permissions and listens.
@@ -152,12 +174,13 @@ impl Socket {
                 return Err(error).with_context(context);
             }
         };
-        let file = Some(SocketFile { settings: settings.clone(), inode, failed: None });
-        Ok(Self { listener, file })
+        let (path, settings) = (path.clone(), Some(settings.clone()));
+        let file = Some(SocketFile { path, inode, settings, failed: None });
+        Ok(Self { listener, file, status: watch::Sender::default() })
     }
 
-    /// Accepts a connection. If the socket's file is removed meanwhile, or replaced by a socket on which nobody listens, it is
-    /// created again, because no client could connect.
+    /// Accepts a connection. If the socket's file is removed meanwhile, or replaced by a socket on which nobody listens, no client
+    /// could connect: it is created again, or its absence is logged if the service manager owns it.
     ///
     /// # Errors
     /// Fails if the kernel has no connection for the process, mostly for lack of file descriptors.
@@ -175,15 +198,21 @@ impl Socket {
         match file.place() {
             Place::Own => {
                 file.failed = None;
-                return;
+                return self.report();
             }
             Place::Other if file.failed.is_some_and(|at| at.elapsed() < PROBE_PAUSE) => return,
             Place::Nothing | Place::Other => {}
         }
-        let path = file.settings.path.clone();
-        match Self::bind(&file.settings).await {
-            Ok(socket) => {
-                *self = socket;
+        let path = file.path.clone();
+        let created = match &file.settings {
+            Some(settings) => Self::bind(settings).await,
+            None => Err(anyhow!(
+                "the service manager creates it: restart the unit of the socket, such as lockscope-agent.socket"
+            )),
+        };
+        match created {
+            Ok(Self { listener, file, .. }) => {
+                (self.listener, self.file) = (listener, file);
                 tracing::warn!(path = %path.display(), "the socket's file was removed or replaced: it is created again");
             }
             Err(error) => {
@@ -193,13 +222,21 @@ impl Socket {
                 }
             }
         }
+        self.report();
+    }
+
+    fn report(&self) {
+        let missing = self.file.as_ref().is_some_and(|file| file.failed.is_some());
+        self.status.send_if_modified(|status| {
+            std::mem::replace(&mut status.socket_missing, missing) != missing
+        });
     }
 }
 
 impl SocketFile {
     fn place(&self) -> Place {
         use io::ErrorKind::{NotADirectory, NotFound};
-        match inode_of(&self.settings.path) {
+        match inode_of(&self.path) {
             Ok(inode) if inode != self.inode => Place::Other,
             Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Place::Nothing,
             Ok(_) | Err(_) => Place::Own,
@@ -207,11 +244,12 @@ impl SocketFile {
     }
 }
 
-/// Removes the file, unless another agent's socket has replaced it.
+/// Removes the file, unless the service manager owns it or another agent's socket has replaced it.
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let path = &self.settings.path;
-        if inode_of(path).is_ok_and(|inode| inode == self.inode)
+        let path = &self.path;
+        if self.settings.is_some()
+            && inode_of(path).is_ok_and(|inode| inode == self.inode)
             && let Err(error) = fs::remove_file(path)
         {
             tracing::warn!(path = %path.display(), %error, "could not remove the socket file");
@@ -221,8 +259,8 @@ impl Drop for SocketFile {
 
 impl fmt::Display for Socket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.file {
-            Some(file) => file.settings.path.display().fmt(f),
+        match self.file.as_ref().and_then(|file| file.settings.as_ref()) {
+            Some(settings) => settings.path.display().fmt(f),
             None => f.write_str("the service manager's socket"),
         }
     }
@@ -419,6 +457,26 @@ mod tests {
         assert_eq!(fs::metadata(&settings.path).unwrap().mode() & 0o777, 0o620);
         drop(socket);
         assert!(!settings.path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_removed_socket_of_the_service_manager_is_reported_and_never_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("passed.sock");
+        let mut socket = Socket::owned_by_manager(UnixListener::bind(&path).unwrap());
+        let (status, reported) = watch::channel(Status::default());
+        socket.report_to(status);
+        socket.restore().await;
+        assert!(!reported.borrow().socket_missing);
+        let away = folder.path().join("away");
+        fs::rename(&path, &away).unwrap();
+        socket.restore().await;
+        assert!(reported.borrow().socket_missing);
+        fs::rename(&away, &path).unwrap();
+        socket.restore().await;
+        assert!(!reported.borrow().socket_missing);
+        drop(socket);
+        assert_eq!(entries(&folder), ["passed.sock"]);
     }
 
     #[tokio::test]

@@ -308,3 +308,23 @@ async fn an_upgrade_under_load_loses_no_lock_and_refuses_no_connection() -> Resu
     ensure!(harness::redis::locks(&mut direct).await? == 0, "something is left in Redis");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_removed_socket_of_the_service_manager_is_reported() -> Result<()> {
+    let mut manager = Manager::new().await?;
+    let agent = manager.start(Version::New).await?;
+    std::fs::remove_file(manager.path())?;
+    eventually("the agent to report it", async || {
+        let ready = http::get(manager.port, "/readyz").await?;
+        ensure!(
+            ready.status == 503 && ready.body.contains("no worker can connect"),
+            "{}",
+            ready.body
+        );
+        Ok(())
+    })
+    .await;
+    let log = agent.log();
+    ensure!(log.contains("no worker can connect") && log.contains("restart the unit"), "{log}");
+    Ok(())
+}
