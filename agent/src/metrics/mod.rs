@@ -47,8 +47,8 @@ pub(crate) const TOO_MANY_SESSIONS_OF_USER: &str = "max_sessions_of_user";
 
 const RESUME_OUTCOMES: [&str; 6] = ["resumed", "lapsed", "alive", "gone", "refused", "unconfirmed"];
 
-const LOCK_OUTCOMES: [&str; 6] =
-    ["acquired", "reentered", "timeout", "cancelled", "denied", "error"];
+const LOCK_OUTCOMES: [&str; 7] =
+    ["acquired", "reentered", "timeout", "busy", "cancelled", "denied", "error"];
 
 #[derive(Debug)]
 pub struct Metrics {

@@ -26,7 +26,7 @@ async fn metrics_are_valid_and_count_events() -> Result<()> {
     let group = ("lock_group", "orders:*");
     assert_eq!(metrics.sum(acquisitions, &[group, ("outcome", "acquired")]), 5.0);
     assert_eq!(metrics.sum(acquisitions, &[group, ("outcome", "reentered")]), 1.0);
-    assert_eq!(metrics.sum(acquisitions, &[group, ("outcome", "timeout")]), 1.0);
+    assert_eq!(metrics.sum(acquisitions, &[group, ("outcome", "busy")]), 1.0);
     assert_eq!(metrics.sum("lockscope_agent_holds", &[group]), 5.0);
     eventually("the session of the start check to end", async || {
         let sessions = bench.agent.metrics().await?.sum("lockscope_agent_sessions", &[]);

@@ -433,7 +433,7 @@ async fn contention_and_timeouts_alert() -> Result<()> {
     let mut hasty = watched.agent.client().await?;
     eventually("LockscopeAcquireTimeouts", async || {
         for _ in 0..5 {
-            hasty.call("LOCK sku:1 NOWAIT").await?;
+            hasty.call("LOCK sku:1 WAIT 1").await?;
         }
         let firing = watched.firing().await?;
         ensure!(firing.contains("LockscopeAcquireTimeouts"), "{firing:?}");

@@ -104,7 +104,7 @@ async fn a_workers_trace_covers_wait_and_hold_with_either_protocol() -> Result<(
             Ok(())
         })
         .await;
-        span(&receiver, "lock acquire", &lock, outcome("timeout")).await;
+        span(&receiver, "lock acquire", &lock, outcome("busy")).await;
         let last = span(&receiver, "lock hold", &lock, |s| s.parent == waited.id).await;
         eventually("the release", async || {
             let calls = calls_of(&receiver, &last);

@@ -45,7 +45,7 @@ impl Core {
         if taken && waiter.is_now_or_never() {
             let held = self.locks.get(&waiter.name).is_some_and(LockState::is_held);
             let (outcome, reply) =
-                if held { ("timeout", Frame::Null) } else { self.timed_out(&waiter) };
+                if held { ("busy", Frame::Null) } else { self.timed_out(&waiter) };
             self.on_wait_over(&waiter, outcome, Duration::ZERO);
             return self.answer(reply_to, reply);
         }

@@ -183,6 +183,7 @@ impl Core {
         match self.locks.get(name).filter(tries).and_then(|state| state.last_error.as_deref()) {
             Some(last_error) => ("error", Self::unavailable_for(name, last_error)),
             None if !waiter.refused => ("error", Self::unavailable_for(name, NO_ANSWER)),
+            None if waiter.is_now_or_never() => ("busy", Frame::Null),
             None => ("timeout", Frame::Null),
         }
     }
