@@ -38,6 +38,7 @@ use std::time::Duration;
 use redisson::{Grouping, LockName, Moment};
 
 use crate::clock::{SteadyMillis, Time};
+use clients::Clients;
 use cluster::Cluster;
 use contention::{Contention, Count, Totals};
 use scope::Scope;
@@ -132,11 +133,24 @@ impl Model {
         now: impl Into<Moment>,
         change: impl FnOnce(&mut Record, ScopeContext, &mut Vec<Effect>),
     ) -> bool {
+        self.update_among(scope_id, name, now, |record, _, context, effects| {
+            change(record, context, effects);
+        })
+    }
+
+    /// Changes the record of a lock like [`Self::update`], with knowledge of its clients.
+    fn update_among(
+        &mut self,
+        scope_id: ScopeId,
+        name: &LockName,
+        now: impl Into<Moment>,
+        change: impl FnOnce(&mut Record, &Clients, ScopeContext, &mut Vec<Effect>),
+    ) -> bool {
         let scope = &mut self.scopes[scope_id.0];
         let context = scope.context(name);
         let Some(entry) = scope.locks.get_mut(name) else { return false };
         let mut effects = Vec::new();
-        change(&mut entry.record, context, &mut effects);
+        change(&mut entry.record, &scope.clients, context, &mut effects);
         self.route_effects(scope_id, name, now.into(), effects);
         self.settle(scope_id, name);
         true

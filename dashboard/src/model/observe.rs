@@ -102,8 +102,8 @@ impl Model {
             return;
         }
         let context = self.scopes[scope_id.0].reading_context(name, source);
-        self.update(scope_id, name, stamp.received, |record, _, effects| {
-            record.read(stamp, source, reading, context, effects);
+        self.update_among(scope_id, name, stamp.received, |record, clients, _, effects| {
+            record.read(stamp, source, reading, (context, clients), effects);
         });
     }
 

@@ -7,6 +7,7 @@ use redisson::shape::LockHash;
 use super::doubt::{LATE, holders};
 use super::ingest::{has_missed, reads_on};
 use super::{Effect, Record, ScopeContext};
+use crate::model::clients::Clients;
 use crate::model::types::{Reading, Source, Stamp};
 
 /// A reading that has not been applied yet.
@@ -25,7 +26,7 @@ impl Record {
         stamp: Stamp,
         source: Source,
         reading: &Reading,
-        context: ScopeContext,
+        (context, clients): (ScopeContext, &Clients),
         effects: &mut Vec<Effect>,
     ) {
         let early = self.releases.as_mut().and_then(|releases| releases.early.take());
@@ -34,12 +35,13 @@ impl Record {
             if stamp.received.since(early.stamp.received) < LATE {
                 return self.keep_early(early);
             }
-            self.apply(early.stamp, early.source, &early.reading, context, effects);
+            let EarlyReading { stamp, source, reading } = early;
+            self.apply(stamp, source, &reading, (context, clients), effects);
         }
         if self.may_precede_message(stamp, reading, context) {
             self.keep_early(EarlyReading { stamp, source, reading: reading.clone() });
         } else {
-            self.apply(stamp, source, reading, context, effects);
+            self.apply(stamp, source, reading, (context, clients), effects);
         }
     }
 

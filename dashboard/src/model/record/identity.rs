@@ -14,17 +14,21 @@ impl Record {
     /// other observations. Returns true if anything changed.
     pub fn update_gone(&mut self, clients: &Clients) -> bool {
         let holder_changed = self.update_gone_holder(clients);
+        self.update_gone_waiters(clients) || holder_changed
+    }
+
+    pub(super) fn update_gone_waiters(&mut self, clients: &Clients) -> bool {
         let waiting = self.cold.as_mut().map(|cold| &mut cold.waiting);
-        let waiters_changed =
+        let changed =
             waiting.is_some_and(|waiting| waiting.update_gone(|id| clients.gone(id).is_some()));
-        if waiters_changed {
+        if changed {
             self.add_source(Source::Identity);
             self.dirty = true;
         }
-        holder_changed || waiters_changed
+        changed
     }
 
-    fn update_gone_holder(&mut self, clients: &Clients) -> bool {
+    pub(super) fn update_gone_holder(&mut self, clients: &Clients) -> bool {
         let denied = |id: &HolderId| {
             let since = self.tracked(id)?.denied_since()?;
             let evidence = format!("its agent is alive and does not report {id}");

@@ -94,7 +94,7 @@ impl Record {
         self.dirty |= self.mode != mode;
         self.mode = mode;
         self.check_shape(hash, context);
-        self.drop_signs_against_holders(stamp, moved);
+        self.drop_signs_against_holders(stamp);
         self.end_waits_of_holders(stamp, source, effects);
         let was_renewed = self.lease.renewed();
         if moved || last.is_none() {
@@ -151,16 +151,12 @@ impl Record {
         hold
     }
 
-    /// Drops the signs that are disproved by a reading that shows the lock held. `moved` is true if the holders have
-    /// changed.
-    fn drop_signs_against_holders(&mut self, stamp: Stamp, moved: bool) {
+    /// Drops the signs that are disproved by a reading that shows the lock held.
+    fn drop_signs_against_holders(&mut self, stamp: Stamp) {
         let Some(cold) = &mut self.cold else { return };
         cold.orphan_since = None;
         cold.orphaned_readers.clear();
         cold.taken.take_if(|(_, at)| at.moment() <= stamp.sent);
-        if moved {
-            cold.gone = None;
-        }
     }
 
     /// Removes the lock's holders from its waiters, since their waits are over.

@@ -21,6 +21,7 @@ use redisson::{ClientId, HolderId, LockName, Moment};
 use thin_vec::ThinVec;
 
 use crate::clock::{SteadyMillis, Time, millis};
+use crate::model::clients::Clients;
 use crate::model::contention::Count;
 use crate::model::deadlock::{Cycle, Owner, Wait};
 use crate::model::lease::LeaseWatch;
@@ -540,7 +541,7 @@ impl Record {
         stamp: Stamp,
         source: Source,
         reading: &Reading,
-        context: ScopeContext,
+        (context, clients): (ScopeContext, &Clients),
         effects: &mut Vec<Effect>,
     ) {
         self.add_source(source);
@@ -568,6 +569,7 @@ impl Record {
         }
         if newer {
             self.read_companions(stamp, companions, context);
+            self.update_gone_waiters(clients);
         }
         let given_up = self.cold.as_mut().map(|cold| cold.waiting.take_given_up());
         for waiter in given_up.into_iter().flatten() {
@@ -579,6 +581,7 @@ impl Record {
                     let watched = self.watched_ttl(*ttl, companions);
                     self.read_held(stamp, source, hash, (*ttl, watched), context, effects);
                     self.read_markers(stamp, companions);
+                    self.update_gone_holder(clients);
                     self.judge(stamp, source, context, effects);
                 }
             }

@@ -37,6 +37,63 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_expires_soon_or_is_renewed() 
     assert_eq!(found(0, true, "10.0.0.9").0, [], "its holder renews it");
 }
 
+/// MONITOR shows a client at an address from which no client is connected any more, so that it counts as gone at 31 s.
+fn with_gone_client() -> Model {
+    let mut model = model();
+    let client = Some(monitor::Address::Tcp("10.0.0.7:5123".parse().unwrap()));
+    let refused = monitor::Event { client, ..event("x", 52, monitor::Action::Refused) };
+    traffic(&mut model, 500, vec![refused]);
+    for ms in [1_000, 31_000] {
+        list_clients(&mut model, ms, "10.0.0.9");
+    }
+    model
+}
+
+/// Clients are connected from that address only.
+fn list_clients(model: &mut Model, ms: u64, from: &str) {
+    let addresses = [from.parse().unwrap()].into();
+    let connections = Connections { addresses, ..Connections::default() };
+    model.observe(MAIN, Observation::Connected { connections, at: time(ms) });
+}
+
+#[test]
+fn a_gone_client_leaks_also_the_locks_that_are_found_later() {
+    let mut model = with_gone_client();
+    read(&mut model, "late", 50_000, held(1, 1, Some(3_600_000)));
+    let leaked = [(ProblemKind::Leaked, SUSPECTED)];
+    assert_eq!(problems(&shown(&mut model, "late").unwrap()), leaked);
+}
+
+#[test]
+fn a_reader_that_enters_next_to_a_dead_one_does_not_end_the_leak() {
+    let mut model = with_gone_client();
+    let readers = |model: &mut Model, ms, readers: &[u8]| {
+        let holders = readers.iter().map(|n| Holder { id: holder(*n), count: 1 }).collect();
+        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+        let (ttl, companions) = (Some(Duration::from_secs(3_600)), Companions::default());
+        read(model, "a", ms, Reading::Lock { hash, ttl, companions });
+        problems(&shown(model, "a").unwrap())
+    };
+    let leaked = [(ProblemKind::Leaked, SUSPECTED)];
+    assert_eq!(readers(&mut model, 50_000, &[1]), leaked);
+    assert_eq!(readers(&mut model, 51_000, &[1, 2]), leaked);
+    let over =
+        archived(&mut model).into_iter().filter(|it| matches!(it, ArchiveEntry::Cleared(..)));
+    assert_eq!(over.count(), 0, "not even for a moment");
+    assert_eq!(readers(&mut model, 52_000, &[2]), []);
+}
+
+#[test]
+fn a_gone_client_is_dead_in_a_queue_that_is_read_later() {
+    let mut model = with_gone_client();
+    let mut companions = queued(&[(52, 9_000_000)]);
+    companions.queue.as_mut().unwrap().front[0].id = holder(1);
+    read(&mut model, "a", 50_000, Reading::Absent { companions });
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!((view.queue[0].gone, view.queue[0].alive), (true, false));
+    assert!(model.scopes[0].locks.get(&name("a")).unwrap().record.is_in_trouble());
+}
+
 #[test]
 fn a_holder_is_gone_if_its_agent_denies_it_or_is_gone() {
     let leaked = vec![(ProblemKind::Leaked, SUSPECTED)];
