@@ -31,6 +31,8 @@ pub struct Clients {
     clients: HashMap<ClientId, Client>,
     agents: HashMap<ClientId, Agent>,
     names: OwnerNames,
+    /// The time of the latest list of clients.
+    listed: Option<Time>,
     /// Incremented with each change of the results of [`Clients::view`] and [`Clients::agent_lives`].
     version: u64,
 }
@@ -114,6 +116,7 @@ impl Clients {
     /// Applies a list of all connected clients. Returns true if a client is now found gone or back.
     pub fn connected(&mut self, connections: &Connections, at: Time) -> bool {
         let mut changed = false;
+        self.listed = Some(at);
         let addresses = &connections.addresses;
         for client in self.clients.values_mut().filter(|client| client.seen < at.moment()) {
             let here = client.addresses.iter().any(|address| addresses.contains(address));
@@ -127,6 +130,24 @@ impl Clients {
             let gone = client.missing_since.is_some_and(|since| at.since(since) >= GONE_AFTER);
             changed |= client.gone != gone;
             client.gone = gone;
+        }
+        self.version += u64::from(changed);
+        changed
+    }
+
+    /// Records that clients cannot be listed. Once the latest list is too old, only a client that has just been active is
+    /// known to be connected. Returns true if a client no longer counts as gone.
+    pub fn unlisted(&mut self, at: Time) -> bool {
+        if self.listed.is_some_and(|listed| at.since(listed) < GONE_AFTER) {
+            return false;
+        }
+        let mut changed = false;
+        for client in self.clients.values_mut() {
+            let active = at.moment().since(client.seen) < GONE_AFTER;
+            let connected = client.connected.filter(|here| *here && active);
+            self.version += u64::from(client.connected != connected);
+            changed |= client.gone;
+            (client.connected, client.missing_since, client.gone) = (connected, None, false);
         }
         self.version += u64::from(changed);
         changed
@@ -206,6 +227,14 @@ impl Clients {
             }
         }
         changed
+    }
+
+    /// Forgets all agents, since their reports can no longer be read. Returns false if none was known.
+    pub fn forget_agents(&mut self) -> bool {
+        let known = !self.agents.is_empty();
+        self.agents.clear();
+        self.version += u64::from(known);
+        known
     }
 
     /// Returns whether that agent would publish a holder: it is alive, and publishes others.

@@ -109,6 +109,15 @@ impl Model {
         }
     }
 
+    /// Forgets which agents and holders are gone according to the holder registry, since it cannot be read.
+    pub(super) fn agents_unreadable(&mut self, scope_id: ScopeId) {
+        let scope = &mut self.scopes[scope_id.0];
+        if scope.clients.forget_agents() {
+            scope.locks.iter_mut().for_each(|(_, entry)| entry.record.forget_denials());
+            self.update_gone_holders(scope_id);
+        }
+    }
+
     /// Applies the list of locks that workers of an agent wait for.
     pub(super) fn agent_waiters(&mut self, scope_id: ScopeId, waiters: &AgentWaiters) {
         let AgentWaiters { agent, locks, at } = waiters;
@@ -128,10 +137,29 @@ impl Model {
         }
     }
 
-    /// Applies a list of all connections: which clients are gone, and the names of others.
-    pub(super) fn connected(&mut self, scope_id: ScopeId, connections: &Connections, at: Time) {
+    /// Applies a list of all connections, if there is one: which clients are gone, and the names of others.
+    pub(super) fn connected(
+        &mut self,
+        scope_id: ScopeId,
+        connections: Option<&Connections>,
+        at: Time,
+    ) {
+        let clients = &mut self.scopes[scope_id.0].clients;
+        let gone_changed = match connections {
+            Some(connections) => clients.connected(connections, at),
+            None => clients.unlisted(at),
+        };
+        if let Some(connections) = connections {
+            self.name_clients(scope_id, connections, at);
+        }
+        if gone_changed {
+            self.update_gone_holders(scope_id);
+        }
+    }
+
+    /// Applies the names of clients in a list of all connections.
+    fn name_clients(&mut self, scope_id: ScopeId, connections: &Connections, at: Time) {
         let scope = &mut self.scopes[scope_id.0];
-        let gone_changed = scope.clients.connected(connections, at);
         let named = scope.clients.name_clients(connections, at.moment());
         if !named.is_empty() {
             let has_new_name = |client: &ClientId| named.iter().any(|(id, _)| id == client);
@@ -147,9 +175,6 @@ impl Model {
             }
             let named = named.into_iter().map(|(id, name)| (id.to_string(), name)).collect();
             self.archive_names(scope_id, named, at.steady());
-        }
-        if gone_changed {
-            self.update_gone_holders(scope_id);
         }
     }
 

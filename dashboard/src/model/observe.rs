@@ -26,9 +26,10 @@ impl Model {
                 }
             }
             Observation::Connected { connections, at } => {
-                self.connected(scope, &connections, at);
+                self.connected(scope, connections.as_ref(), at);
             }
             Observation::AgentReport(report) => self.agent_report(scope, report),
+            Observation::AgentsUnreadable => self.agents_unreadable(scope),
             Observation::AgentWaiters(waiters) => self.agent_waiters(scope, &waiters),
             Observation::ForceRelease { name, holders, at } => {
                 if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {

@@ -69,11 +69,16 @@ impl Agents {
     /// Those of [`Registry::look_up`].
     pub(super) async fn look_up(&mut self) -> Result<(), CallError> {
         let lookups = self.choose();
-        if !lookups.is_empty() {
-            let report = self.registry.look_up(lookups).await?;
-            self.model.observe(self.scope.id, Observation::AgentReport(report)).await;
+        if lookups.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let (observation, result) = match self.registry.look_up(lookups).await {
+            Ok(report) => (Observation::AgentReport(report), Ok(())),
+            Err(error @ CallError::Refused(_)) => (Observation::AgentsUnreadable, Err(error)),
+            Err(error) => return Err(error),
+        };
+        self.model.observe(self.scope.id, observation).await;
+        result
     }
 
     /// Reads the locks that the workers of agents wait for.

@@ -70,31 +70,29 @@ impl Identity {
 
     /// Reports the connected clients to the model. Returns the source's state, with details.
     async fn report_clients(&self) -> (SourceState, String) {
-        match self.connections().await {
+        let (connections, state, details) = match self.connections().await {
+            Ok(Some(connections)) => (Some(connections), SourceState::On, String::new()),
             Ok(None) => (
+                None,
                 SourceState::Paused,
                 format!(
                     "more than {MAX_CLIENTS} clients are connected: listing them would delay other clients"
                 ),
             ),
-            Ok(Some(connections)) => {
-                // A client that is only connected to another node is alive too.
-                let Some(connections) = self.share.connected(connections) else {
-                    return (SourceState::On, String::new());
-                };
-                let at = Time::now();
-                for scope in &self.scopes {
-                    let connections = connections.clone();
-                    let seen = Observation::Connected { connections, at };
-                    self.model.observe(scope.id, seen).await;
-                }
-                (SourceState::On, String::new())
-            }
             Err(CallError::Refused(refused)) if !refused.is_transient() => {
-                (SourceState::Denied, refused.to_string())
+                (None, SourceState::Denied, refused.to_string())
             }
-            Err(error) => (SourceState::Down, error.to_string()),
+            Err(error) => return (SourceState::Down, error.to_string()),
+        };
+        // A client that is only connected to another node is alive too.
+        if let Some(connections) = self.share.connected(connections) {
+            let at = Time::now();
+            for scope in &self.scopes {
+                let seen = Observation::Connected { connections: connections.clone(), at };
+                self.model.observe(scope.id, seen).await;
+            }
         }
+        (state, details)
     }
 
     /// Reports the holder registry to the model. Returns a reason if it may not be read.

@@ -51,6 +51,12 @@ impl Record {
         true
     }
 
+    /// Forgets which holders their agents did not publish, since the agents' reports can no longer be read.
+    pub fn forget_denials(&mut self) {
+        let tracked = self.cold.iter_mut().flat_map(|cold| &mut cold.tracked);
+        tracked.for_each(TrackedHolder::forget_denial);
+    }
+
     /// Applies an agent's report about a holder or waiter: its identity, or `None`. If `denies` is true, the agent
     /// would publish a holder that it had. Returns true if anything changed.
     pub fn identify(

@@ -171,6 +171,11 @@ impl TrackedHolder {
         std::mem::replace(&mut self.denied, denied) != denied || is_first
     }
 
+    /// Forgets that the holder's agent published nothing about it.
+    pub fn forget_denial(&mut self) {
+        (self.denied_since, self.denied) = (None, false);
+    }
+
     /// Returns whether its agent currently publishes nothing about it.
     #[must_use]
     pub fn is_unconfirmed(&self) -> bool {

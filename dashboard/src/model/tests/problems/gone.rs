@@ -20,7 +20,7 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_expires_soon_or_is_renewed() 
                 let addresses = [connected.parse().unwrap()].into();
                 let connections = Connections { addresses, ..Connections::default() };
                 let at = time(ms + 600);
-                model.observe(MAIN, Observation::Connected { connections, at });
+                model.observe(MAIN, Observation::Connected { connections: Some(connections), at });
             }
         }
         let view = shown(&mut model, "a").unwrap();
@@ -44,16 +44,85 @@ fn with_gone_client() -> Model {
     let refused = monitor::Event { client, ..event("x", 52, monitor::Action::Refused) };
     traffic(&mut model, 500, vec![refused]);
     for ms in [1_000, 31_000] {
-        list_clients(&mut model, ms, "10.0.0.9");
+        list_clients(&mut model, ms, Some("10.0.0.9"));
     }
     model
 }
 
-/// Clients are connected from that address only.
-fn list_clients(model: &mut Model, ms: u64, from: &str) {
-    let addresses = [from.parse().unwrap()].into();
-    let connections = Connections { addresses, ..Connections::default() };
+/// Clients are connected from that address only, or cannot be listed.
+fn list_clients(model: &mut Model, ms: u64, from: Option<&str>) {
+    let connections = from.map(|address| Connections {
+        addresses: [address.parse().unwrap()].into(),
+        ..Connections::default()
+    });
     model.observe(MAIN, Observation::Connected { connections, at: time(ms) });
+}
+
+fn alive(view: &LockView) -> Option<bool> {
+    view.holders[0].client.as_ref()?.alive
+}
+
+#[test]
+fn without_lists_of_clients_none_is_alive_or_gone_for_long() {
+    for (before, problem) in
+        [("10.0.0.7", None), ("10.0.0.9", Some((ProblemKind::Leaked, SUSPECTED)))]
+    {
+        let mut model = with_gone_client();
+        list_clients(&mut model, 40_000, Some(before));
+        let mut found = |ms: u64| {
+            read(&mut model, "a", ms, held(1, 1, Some(900_000 - ms)));
+            let view = shown(&mut model, "a").unwrap();
+            let known = (problems(&view), alive(&view));
+            list_clients(&mut model, ms + 15_000, None);
+            known
+        };
+        let known = (problem.into_iter().collect(), Some(problem.is_none()));
+        assert_eq!(found(40_000), known);
+        assert_eq!(found(60_000), known, "one list may be missing");
+        assert_eq!(found(80_000), (vec![], None));
+    }
+}
+
+#[test]
+fn a_client_that_monitor_has_just_shown_is_alive_without_lists_of_clients() {
+    let mut model = with_gone_client();
+    let client = Some(monitor::Address::Tcp("10.0.0.7:5123".parse().unwrap()));
+    let refused = monitor::Event { client, ..event("x", 52, monitor::Action::Refused) };
+    traffic(&mut model, 90_000, vec![refused]);
+    let mut alive_after = |ms| {
+        list_clients(&mut model, ms, None);
+        read(&mut model, "a", ms, held(1, 1, Some(900_000)));
+        alive(&shown(&mut model, "a").unwrap())
+    };
+    assert_eq!(alive_after(100_000), Some(true));
+    assert_eq!(alive_after(121_000), None);
+}
+
+#[test]
+fn without_reports_of_agents_none_is_alive_or_gone() {
+    for (agent, published) in
+        [(Presence::Present, true), (Presence::Present, false), (Presence::Missing, false)]
+    {
+        let mut model = model();
+        for ms in (0..60_000).step_by(2_000) {
+            read(&mut model, "a", ms, held(1, 1, Some(900_000 - ms)));
+            read(&mut model, "b", ms, held(1, 1, Some(900_000 - ms)));
+            let who = |published: bool| published.then(HolderIdentity::default);
+            let holders =
+                vec![(name("b"), holder(1), who(true)), (name("a"), holder(1), who(published))];
+            let agents = vec![(holder(1).client, agent)];
+            let report = AgentReport { agents, holders, at: time(ms + 100) };
+            model.observe(MAIN, Observation::AgentReport(report));
+        }
+        let found = |model: &mut Model| {
+            let view = shown(model, "a").unwrap();
+            (problems(&view).len(), alive(&view))
+        };
+        assert_eq!(found(&mut model), (usize::from(!published), Some(published)));
+        model.observe(MAIN, Observation::AgentsUnreadable);
+        read(&mut model, "a", 61_000, held(1, 1, Some(839_000)));
+        assert_eq!(found(&mut model), (0, None), "{agent:?} {published}");
+    }
 }
 
 #[test]
