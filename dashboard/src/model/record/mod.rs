@@ -33,11 +33,7 @@ use crate::model::types::{
 };
 use crate::model::waiting::{Waiter, Waiting};
 use hold_history::HoldHistory;
-
-/// The time within which two sources report the same release.
-const SAME_RELEASE: Duration = Duration::from_millis(200);
-/// The most releases of a lock within that time that are compared.
-const MAX_BY_ONE_SOURCE: usize = 64;
+use release::Releases;
 
 /// The state of a lock's scope at the time of an observation.
 #[derive(Debug, Clone, Copy, Default)]
@@ -220,31 +216,6 @@ impl Mode {
             b"write" => Self::Write,
             _ => Self::Other,
         }
-    }
-}
-
-/// The latest reported releases.
-#[derive(Debug, Default)]
-struct Releases {
-    /// The releases that only one source has reported within the time in which the other may report them, oldest first.
-    by_one_source: Vec<(Time, Source)>,
-    /// A release that is newer than all readings.
-    unread: Option<Time>,
-    /// The releases that may be about a lock of the same name in another database.
-    doubtful: Option<doubt::Doubtful>,
-    /// A reading that shows the end of the hold before a release message.
-    early: Option<early_reading::EarlyReading>,
-}
-
-impl Releases {
-    /// Records a report. Returns the time of the earlier report if another source has reported the same release.
-    fn earlier_report(&mut self, at: Time, source: Source) -> Option<Time> {
-        self.by_one_source.retain(|(before, _)| at.since(*before) <= SAME_RELEASE);
-        let other = self.by_one_source.iter().position(|(_, by)| *by != source);
-        if other.is_none() && self.by_one_source.len() < MAX_BY_ONE_SOURCE {
-            self.by_one_source.push((at, source));
-        }
-        other.map(|i| self.by_one_source.remove(i).0)
     }
 }
 

@@ -1,7 +1,10 @@
 //! Releases, and the ends of holds.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::doubt::Doubtful;
+use super::early_reading::EarlyReading;
 use super::ingest::{EXACT, NEAR_END};
 use super::{Effect, Hold, Record};
 use crate::clock::{SteadyMillis, Time};
@@ -10,6 +13,42 @@ use crate::model::types::{
     ArchiveEntry, Certainty, EndCause, Ending, HolderField, LockEvent, PastHold, Since, Source,
     Stamp,
 };
+
+/// The time within which two sources report the same release.
+const SAME_RELEASE: Duration = Duration::from_millis(200);
+/// The most releases of a lock within that time that are compared.
+const MAX_BY_ONE_SOURCE: usize = 64;
+
+/// The latest reported releases.
+#[derive(Debug, Default)]
+pub(super) struct Releases {
+    /// The releases that only one source has reported within the time in which the other may report them, oldest first.
+    by_one_source: Vec<(Time, Source)>,
+    /// A release that is newer than all readings.
+    pub(super) unread: Option<Time>,
+    /// The releases that may be about a lock of the same name in another database.
+    pub(super) doubtful: Option<Doubtful>,
+    /// A reading that shows the end of the hold before a release message.
+    pub(super) early: Option<EarlyReading>,
+}
+
+impl Releases {
+    /// Records a report. Returns the time of the earlier report if another source has reported the same release.
+    fn earlier_report(&mut self, at: Time, source: Source) -> Option<Time> {
+        let other = self.take_earlier_report(at, source);
+        if other.is_none() && self.by_one_source.len() < MAX_BY_ONE_SOURCE {
+            self.by_one_source.push((at, source));
+        }
+        other
+    }
+
+    /// Takes the report of the same release by another source, if there is one.
+    pub(super) fn take_earlier_report(&mut self, at: Time, source: Source) -> Option<Time> {
+        self.by_one_source.retain(|(before, _)| at.since(*before) <= SAME_RELEASE);
+        let other = self.by_one_source.iter().position(|(_, by)| *by != source);
+        other.map(|i| self.by_one_source.remove(i).0)
+    }
+}
 
 impl Record {
     /// Applies a release, from a message or from MONITOR: all holds that began before it have ended.

@@ -58,7 +58,7 @@ impl Record {
             }
             // Readers come and go one by one; the next reading shows who is left.
             Action::Released if certain && event.kind != Some(Kind::Read) && !self.is_shared() => {
-                self.released(at, Source::Monitor, Ending::Released, effects);
+                self.released_by(holder, at, effects);
             }
             Action::HandedOver { to, lease } => {
                 self.handed_over(holder, to, lease, at, effects);
@@ -138,6 +138,17 @@ impl Record {
         self.unchanged_since = at;
         self.renewals = None;
         self.lease.restart(began, Duration::ZERO, lease.or(self.ttl), Some(Duration::ZERO));
+    }
+
+    /// Applies the release by a holder. If others hold the lock, the holder released it before they acquired it.
+    fn released_by(&mut self, holder: HolderId, at: Time, effects: &mut Vec<Effect>) {
+        let is_known = self.holds.iter().any(|hold| hold.id == holder)
+            || self.cold.as_ref().and_then(|cold| cold.taken).is_some_and(|(by, _)| by == holder);
+        if is_known || self.is_released() || !self.is_held() {
+            self.released(at, Source::Monitor, Ending::Released, effects);
+        } else if let Some(releases) = &mut self.releases {
+            releases.take_earlier_report(at, Source::Monitor);
+        }
     }
 
     /// Returns whether a writer also has the read side, which it keeps when it stops writing.

@@ -1,5 +1,7 @@
 //! Tests of readings that are processed before the release message that explains them.
 
+use redisson::monitor::Action;
+
 use super::*;
 
 fn endings(view: &LockView) -> Vec<(SteadyMillis, &'static str)> {
@@ -58,4 +60,35 @@ fn only_where_messages_arrive_a_reading_waits_for_one() {
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
     read(&mut model, "a", 1_000, absent());
     assert_eq!(shown(&mut model, "a").unwrap().state, State::Free);
+}
+
+#[test]
+fn a_release_that_monitor_shows_late_does_not_end_the_next_hold() {
+    for late in [10, 400] {
+        let mut model = model();
+        read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+        release(&mut model, "a", 1_000);
+        read(&mut model, "a", 1_005, held(2, 1, Some(30_000)));
+        let since = shown(&mut model, "a").unwrap().holders[0].since;
+        traffic(&mut model, 1_000 + late, vec![event("a", 52, Action::Released)]);
+        let newer = 2_000;
+        read(&mut model, "a", newer, held(2, 1, Some(29_000)));
+        traffic(&mut model, newer - 1, vec![event("a", 52, Action::Released)]);
+        let view = shown(&mut model, "a").unwrap();
+        assert_eq!(endings(&view), [(SteadyMillis(1_000), "released")], "{late}");
+        assert_eq!((view.state, view.holders[0].since), (State::Held, since), "{late}");
+        // The release of that hold is not mistaken for the one before.
+        release(&mut model, "a", newer + 10);
+        assert_eq!(endings(&shown(&mut model, "a").unwrap()).len(), 2, "{late}");
+    }
+}
+
+#[test]
+fn a_release_of_an_acquisition_that_only_monitor_shows_ends_that_hold() {
+    let mut model = model();
+    model.observe(MAIN, Observation::PubSubActive { on: false, at: at(0) });
+    read(&mut model, "a", 0, held(2, 1, Some(1_000)));
+    traffic(&mut model, 2_000, vec![event("a", 52, Action::Acquired { lease: None })]);
+    traffic(&mut model, 2_500, vec![event("a", 52, Action::Released)]);
+    assert_eq!(endings(&shown(&mut model, "a").unwrap()).len(), 1);
 }
