@@ -25,12 +25,14 @@ pub(super) struct Cluster {
     /// Nodes that are no longer watched; their scopes are reused once they are empty.
     left: Vec<ScopeId>,
     spare: Vec<ScopeId>,
+    /// The node that receives the release messages of all nodes.
+    listener: Option<ScopeId>,
 }
 
 impl Cluster {
     fn new() -> Self {
         let owners = vec![None; usize::from(SLOTS)].into_boxed_slice();
-        Self { owners, nodes: Vec::new(), left: Vec::new(), spare: Vec::new() }
+        Self { owners, nodes: Vec::new(), left: Vec::new(), spare: Vec::new(), listener: None }
     }
 
     fn owner(&self, name: &LockName) -> Option<ScopeId> {
@@ -81,12 +83,14 @@ impl Model {
 
     /// Adds a node to the cluster with this front.
     pub fn join(&mut self, front: ScopeId, now: Moment) -> ScopeId {
-        let Scope { deployment, db, .. } = &self.scopes[front.0];
+        let Scope { deployment, db, listening_since, .. } = &self.scopes[front.0];
+        let listening_since = *listening_since;
         let names = self.names.clone();
         let rate = self.settings.reads_a_second(0);
         let mut scope = Scope::new(Arc::clone(deployment), *db, rate, now, names);
         scope.front = Some(front);
         scope.cluster = true;
+        scope.listening_since = listening_since;
         let cluster = self.clusters.entry(front).or_insert_with(Cluster::new);
         let id = cluster.spare.pop().unwrap_or(ScopeId(self.scopes.len()));
         cluster.nodes.push(id);
@@ -100,6 +104,7 @@ impl Model {
     /// Removes a node. Locks that no other node has taken over stay as they were last seen.
     pub fn leave(&mut self, node: ScopeId) {
         self.observe(node, Observation::MonitorActive { on: false });
+        self.observe(node, Observation::PubSubActive { on: false, at: self.ticked });
         self.observe(node, Observation::ServerDown);
         self.scopes[node.0].forget_refused();
         self.stale = true;
@@ -110,6 +115,24 @@ impl Model {
         }
         self.reclaim(front);
         self.update_scanned(front);
+    }
+
+    /// Sets the instant since which release messages arrive at a server. In a cluster, one node receives those of all.
+    pub(super) fn set_listening(&mut self, scope: ScopeId, since: Option<Moment>) {
+        let front = self.scopes[scope.0].front;
+        let Some((front, cluster)) =
+            front.and_then(|front| Some((front, self.clusters.get_mut(&front)?)))
+        else {
+            self.scopes[scope.0].listening_since = since;
+            return;
+        };
+        if since.is_none() && cluster.listener != Some(scope) {
+            return;
+        }
+        cluster.listener = since.map(|_| scope);
+        for node in cluster.nodes.iter().chain([&front]) {
+            self.scopes[node.0].listening_since = since;
+        }
     }
 
     /// Applies a new assignment of slots. Locks move with their slots. Reading them at the new node shows which were lost with
@@ -257,6 +280,33 @@ mod tests {
         model.observe(nodes[1], Observation::ServerDown);
         assert_eq!(state(&mut model, &a), Some(State::Held));
         assert_eq!(state(&mut model, &b), Some(State::Unknown));
+    }
+
+    #[test]
+    fn release_messages_arrive_for_all_nodes_at_the_node_that_listens() {
+        let (mut model, nodes) = of_two();
+        let listens = |model: &mut Model, node, on, ms| {
+            model.observe(node, Observation::PubSubActive { on, at: at(ms) });
+            nodes.map(|node| model.scopes[node.0].listening_since)
+        };
+        model.observe(MAIN, Observation::PubSubActive { on: false, at: at(0) });
+        assert_eq!(listens(&mut model, nodes[0], true, 1), [Some(at(1)); 2]);
+        let lock = names(false).next().unwrap();
+        read(&mut model, nodes[1], &lock, 10, held(1, 1, Some(30_000)));
+        read(&mut model, nodes[1], &lock, 1_000, absent());
+        assert_eq!(state(&mut model, &lock), Some(State::Held), "the message may be under way");
+        let released = Observation::Released { names: vec![name(&lock)], at: time(1_100) };
+        model.observe(nodes[0], released);
+        let id = LockId { deployment: Arc::from("main"), db: 0, name: name(&lock) };
+        model.publish(SteadyMillis(0));
+        assert_eq!(model.snapshot.get(&id).unwrap().history.past[0].ended, Some("released"));
+        // Another node takes over, and the one before reports its end later.
+        assert_eq!(listens(&mut model, nodes[1], true, 2_000), [Some(at(2_000)); 2]);
+        assert_eq!(listens(&mut model, nodes[0], false, 2_001), [Some(at(2_000)); 2]);
+        let new = model.join(MAIN, at(2_100));
+        assert_eq!(model.scopes[new.0].listening_since, Some(at(2_000)));
+        model.leave(nodes[1]);
+        assert_eq!(model.scopes[nodes[0].0].listening_since, None);
     }
 
     #[test]

@@ -55,9 +55,7 @@ impl Model {
                     self.monitor_stopped(scope);
                 }
             }
-            Observation::PubSubActive { on, at } => {
-                self.scopes[scope.0].listening_since = on.then_some(at);
-            }
+            Observation::PubSubActive { on, at } => self.set_listening(scope, on.then_some(at)),
             Observation::ServerUp { since, at, run_id, cluster } => {
                 self.scopes[scope.0].cluster = cluster;
                 self.scopes[scope.0].server_up(since, at, run_id);

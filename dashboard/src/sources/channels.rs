@@ -95,7 +95,11 @@ impl Channels {
                 }
                 // The connection is verified every second, and reports when it is down.
                 _ = quiet.tick() => {
+                    let received_all = self.receives_all;
                     self.choose_patterns();
+                    if received_all && !self.receives_all {
+                        self.listening(false).await;
+                    }
                     if self.is_listening() {
                         self.status.succeeded();
                         self.choose_shards();
