@@ -199,6 +199,8 @@ pub struct Actor {
     /// The senders of read requests by scope, or `None` if the reader has ended.
     readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
     requested: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<ReadingReply>>>,
+    /// The locks that open pages show.
+    viewed: Vec<LockId>,
     published: Instant,
     /// True if read requests have to be sent: at each tick, on a reading request, and until there was room for all.
     reads_due: bool,
@@ -230,6 +232,7 @@ pub fn new(
         messages,
         readers,
         requested: HashMap::new(),
+        viewed: Vec::new(),
         published: Instant::now(),
         reads_due: false,
         counted: None,
@@ -281,7 +284,11 @@ impl Actor {
         match message {
             Message::Observed(scope, observation) => {
                 let reply = self.reply_to(scope, &observation);
+                let moves_locks = matches!(*observation, Observation::SlotsAssigned(_));
                 self.model.observe(scope, *observation);
+                if moves_locks {
+                    self.set_viewed();
+                }
                 if let Some((waiting, reading)) = reply {
                     // The requester reads the snapshot next.
                     self.publish();
@@ -303,15 +310,8 @@ impl Actor {
                 }
             }
             Message::Viewed(ids) => {
-                let mut names: HashMap<ScopeId, Vec<LockName>> = HashMap::new();
-                for id in ids {
-                    if let Some(scope) = self.model.scope(&id) {
-                        names.entry(scope).or_default().push(id.name);
-                    }
-                }
-                for scope in (0..self.readers.len()).map(ScopeId) {
-                    self.model.set_viewed(scope, names.remove(&scope).unwrap_or_default());
-                }
+                self.viewed = ids;
+                self.set_viewed();
             }
             Message::Joined(front, reader, reply) => {
                 let node = self.model.join(front, now());
@@ -328,6 +328,19 @@ impl Actor {
                 self.readers[node.0] = None;
                 self.model.leave(node);
             }
+        }
+    }
+
+    /// Sets the locks that open pages show, each at the node that has it now.
+    fn set_viewed(&mut self) {
+        let mut names: HashMap<ScopeId, Vec<LockName>> = HashMap::new();
+        for id in &self.viewed {
+            if let Some(scope) = self.model.scope(id) {
+                names.entry(scope).or_default().push(id.name.clone());
+            }
+        }
+        for scope in (0..self.readers.len()).map(ScopeId) {
+            self.model.set_viewed(scope, names.remove(&scope).unwrap_or_default());
         }
     }
 

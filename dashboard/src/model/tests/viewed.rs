@@ -33,3 +33,30 @@ async fn a_lock_on_an_open_page_is_read_even_if_the_model_was_busy_when_the_page
     stop.cancel();
     task.await.unwrap();
 }
+
+#[tokio::test]
+async fn a_lock_on_an_open_page_is_read_at_the_node_to_which_its_slot_has_moved() {
+    let scopes = [(Arc::from("main"), 0)];
+    let model = Model::new(settings(), Grouping::new(Vec::new(), 10), &scopes, now());
+    let (actor, handle, _hub, _batches) = actor::new(model, &scopes);
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(actor.run(NoListener, stop.clone()));
+    let mut nodes = Vec::new();
+    for _ in 0..2 {
+        let (node, batches) = handle.join(MAIN).await.unwrap();
+        let (since, at, run_id) = (now(), SteadyMillis::now(), None);
+        handle.observe(node, Observation::ServerUp { since, at, run_id, cluster: true }).await;
+        nodes.push((node, batches));
+    }
+    let id = LockId { deployment: "main".into(), db: 0, name: name("a") };
+    handle.set_viewed(vec![id]).await;
+    for (node, batches) in &mut nodes {
+        let slots = vec![(0..=16_383, *node)];
+        let served = SlotAssignment { slots, drained: Vec::new(), at: Time::now() };
+        handle.observe(MAIN, Observation::SlotsAssigned(served)).await;
+        let batch = tokio::time::timeout(Duration::from_secs(20), batches.recv()).await;
+        assert_eq!(batch.unwrap().unwrap()[0].name, name("a"));
+    }
+    stop.cancel();
+    task.await.unwrap();
+}
