@@ -80,21 +80,13 @@ impl Subscribers {
     fn next(&self, walk: &mut Walk) -> Vec<Requested> {
         round(&self.hub.snapshot(), walk, |lock| {
             let scope = self.scopes.iter().find(|scope| scope.has(lock))?;
-            self.is_counted(lock).then(|| Requested {
+            (may_have_listeners(lock) && self.share.has(&lock.id.name)).then(|| Requested {
                 scope: scope.id,
                 name: lock.id.name.clone(),
                 channel: channel(lock),
                 was_awaited: lock.waiting > 0,
             })
         })
-    }
-
-    fn is_counted(&self, lock: &LockView) -> bool {
-        // A listener proves that a hash is a lock, so hashes that only look like one are counted too.
-        // A lock that has had a queue counts as fair, and may be used as a plain one by now.
-        (lock.kind != Kind::Fair || !lock.queued)
-            && (lock.is_held() || lock.waiting > 0)
-            && self.share.has(&lock.id.name)
     }
 
     async fn count(&self, requested: Vec<Requested>, shards: bool) -> Result<(), CallError> {
@@ -150,6 +142,13 @@ impl Subscribers {
     }
 }
 
+/// Returns whether the listeners of a lock are counted.
+fn may_have_listeners(lock: &LockView) -> bool {
+    // A listener proves that a hash is a lock, so hashes that only look like one are counted too. A lock that has had a
+    // queue counts as fair, and may be used as a plain one by now.
+    (lock.kind != Kind::Fair || !lock.queued) && (lock.is_held() || lock.waiting > 0)
+}
+
 /// Returns what is requested in one round: locks with waiters in each round, the others in turn. `request` returns `None`
 /// for the locks of other servers.
 fn round<T>(
@@ -179,6 +178,14 @@ mod tests {
 
     use super::*;
     use crate::query::fixtures::{lock, published};
+
+    #[test]
+    fn the_listeners_of_a_fair_lock_are_counted_unless_it_has_a_queue() {
+        let fair = |queued| LockView { kind: Kind::Fair, queued, ..lock("a") };
+        assert!(may_have_listeners(&fair(false)), "it may be used as a plain lock by now");
+        assert!(!may_have_listeners(&fair(true)), "its queue shows more");
+        assert!(may_have_listeners(&lock("a")));
+    }
 
     #[test]
     fn each_lock_has_its_turn_however_many_have_waiters() {
