@@ -44,7 +44,8 @@ impl Model {
             }
             let unsubscribed = self.unsubscribed_client(scope_id, event, traffic.at);
             let is_lock = event.certainty == monitor::Certainty::Certain && event.holder.is_some();
-            if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
+            let mut admit = || self.admit(scope_id, &event.lock, Source::Monitor, traffic.at);
+            if !(known || is_lock && admit()) {
                 continue;
             }
             let known_now =

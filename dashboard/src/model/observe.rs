@@ -74,6 +74,7 @@ impl Model {
             }
             Observation::ServerDown => self.scopes[scope.0].server_down(),
             Observation::SlotsAssigned(served) => self.assign_slots(scope, &served),
+            Observation::ScanBegan => self.scopes[scope.0].begin_pass(),
             Observation::ScanEnded { started, ended, skipped } => {
                 self.scan_ended(scope, started, ended, skipped);
             }
@@ -137,7 +138,7 @@ impl Model {
         );
         shows_lock
             && (!is_possible || self.make_room_for_possible(scope_id, source))
-            && self.admit(scope_id, name, stamp.received)
+            && self.admit(scope_id, name, source, stamp.received)
     }
 
     /// Returns whether another known lock has the same queue and channel as this name.
@@ -186,7 +187,7 @@ impl Model {
         if candidates == 0
             && let Some(first) = names.first()
         {
-            self.admit(self.home(scope, first), first, at);
+            self.admit(self.home(scope, first), first, Source::Channels, at);
         }
         for name in names {
             let scope = self.home(scope, name);

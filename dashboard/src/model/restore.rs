@@ -7,7 +7,7 @@ use redisson::LockName;
 use super::Model;
 use super::record::{Effect, RestoredLock};
 use crate::clock::{SteadyMillis, Time};
-use crate::model::types::{ArchiveEntry, LockId, ScopeId};
+use crate::model::types::{ArchiveEntry, LockId, ScopeId, Source};
 
 /// The most locks of an earlier run that are read after a scan which did not show whether they exist.
 const MAX_READ: usize = 1_000;
@@ -39,7 +39,7 @@ impl Model {
         reported.sort_unstable();
         for LockId { name, .. } in reported {
             let home = self.home(scope_id, &name);
-            if self.admit(home, &name, now) {
+            if self.admit(home, &name, Source::Poll, now) {
                 self.settle(home, &name);
             }
         }

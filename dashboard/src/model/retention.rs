@@ -15,8 +15,14 @@ use crate::model::types::{ScopeId, Source};
 pub(super) const MAX_FREE: usize = 10_000;
 
 impl Model {
-    /// Creates the record of a new lock. Returns false if it is ignored, or there is no room.
-    pub(super) fn admit(&mut self, scope_id: ScopeId, name: &LockName, now: Time) -> bool {
+    /// Creates the record of a new lock that this source has reported. Returns false if it is ignored, or there is no room.
+    pub(super) fn admit(
+        &mut self,
+        scope_id: ScopeId,
+        name: &LockName,
+        source: Source,
+        now: Time,
+    ) -> bool {
         let bytes = name.as_bytes();
         if self.settings.ignore.iter().any(|glob| glob_matches(glob, bytes)) {
             return false;
@@ -25,7 +31,10 @@ impl Model {
             && !self.evict_oldest_free(scope_id)
             && !self.evict_possible(scope_id)
         {
-            self.scopes[scope_id.0].refuse();
+            // A scan reports each lock once.
+            if source == Source::Scan {
+                self.scopes[scope_id.0].refuse();
+            }
             return false;
         }
         let rule = self.settings.rules.iter().find(|rule| glob_matches(&rule.pattern, bytes));

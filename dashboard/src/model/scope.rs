@@ -422,6 +422,11 @@ impl Scope {
         Refused { locks: before.locks.max(now.locks), possible: before.possible.max(now.possible) }
     }
 
+    /// Begins a scan of all keys. The one before may not have been completed.
+    pub(super) fn begin_pass(&mut self) {
+        self.refused = Refused::default();
+    }
+
     /// Concludes a scan of all keys that skipped some possible locks.
     pub(super) fn end_pass(&mut self, began: Moment, skipped: u64) -> Pass {
         let mut refused = std::mem::take(&mut self.refused);

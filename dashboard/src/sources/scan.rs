@@ -162,6 +162,7 @@ impl Scan {
         pacer.set_pace(if state.passes == 0 { Pace::First } else { Pace::Usual });
         state.size = self.size(pacer).await;
         (state.seen, state.unreadable) = (0, 0);
+        self.model.observe(self.scope.id, Observation::ScanBegan).await;
         state.possible.begin(self.settings.max_possible.saturating_sub(self.possible_count()));
         if !matches!(self.status.state(), SourceState::On | SourceState::Behind) {
             self.status.set(SourceState::On, "a scan is in progress");

@@ -362,9 +362,18 @@ fn no_event_says_that_a_holder_released_what_an_operator_released_by_force() {
 #[test]
 fn locks_beyond_the_limit_are_counted() {
     let mut model = model_with(Settings { max_locks: 10, ..settings() });
-    for i in 0..25 {
-        read(&mut model, &format!("lock:{i}"), i, held(1, 1, Some(30_000)));
-    }
+    let mut scan = || {
+        model.observe(MAIN, Observation::ScanBegan);
+        for i in 0..25 {
+            let (name, source) = (name(&format!("lock:{i}")), Source::Scan);
+            let reading = held(1, 1, Some(30_000));
+            model.observe(MAIN, Observation::Read { name, stamp: stamp(i), source, reading });
+        }
+    };
+    scan();
+    // That scan was aborted. Messages about locks without room are not counted.
+    scan();
+    (0..9).for_each(|_| release(&mut model, "lock:24", 30));
     model.observe(MAIN, Observation::ScanEnded { started: at(0), ended: time(1), skipped: 0 });
     let (snapshot, delta) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept, delta.changed.len()), (10, 15, 10));

@@ -295,6 +295,8 @@ pub enum Observation {
     ServerDown,
     /// Slots of a cluster are served by these nodes.
     SlotsAssigned(SlotAssignment),
+    /// A scan of all keys began.
+    ScanBegan,
     /// A scan of all keys was completed. It did not read this number of possible locks, because there were too many.
     ScanEnded { started: Moment, ended: Time, skipped: u64 },
 }
