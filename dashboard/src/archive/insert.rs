@@ -119,11 +119,11 @@ fn insert_problem(
     // A problem that is found again began no earlier than it was cleared, even if its condition has been true since
     // then. An end after the current instant comes from a clock that has been set back.
     to.prepare_cached(
-        "INSERT INTO problem (deployment, db, name, problem, certainty, began)
+        "INSERT INTO problem (deployment, db, name, problem, certainty, began, latest)
          VALUES (?1, ?2, ?3, ?4, ?5, max(?6, coalesce((SELECT max(cleared) FROM problem
-           WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4 AND cleared <= ?7), ?6)))
+           WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4 AND cleared <= ?7), ?6)), ?6)
          ON CONFLICT (deployment, db, name, problem) WHERE cleared IS NULL
-         DO UPDATE SET certainty = excluded.certainty",
+         DO UPDATE SET certainty = excluded.certainty, latest = excluded.latest",
     )?
     .execute(params![deployment, db, name, problem, certainty, began, now])
     .map(drop)

@@ -87,7 +87,7 @@ mod tests {
         let add = |connection: &Connection, name: &str, holder: &str, problem: ProblemKind| {
             let hold = "INSERT INTO hold VALUES ('main', 0, ?1, ?2, 1000, 1, NULL, NULL)";
             connection.execute(hold, params![name.as_bytes(), holder]).unwrap();
-            let row = "INSERT INTO problem VALUES ('main', 0, ?1, ?2, 'certain', 1000, NULL)";
+            let row = "INSERT INTO problem VALUES ('main', 0, ?1, ?2, 'certain', 1000, NULL, 1000)";
             connection.execute(row, params![name.as_bytes(), problem.as_str()]).unwrap();
         };
         add(&connection, "a", &holder, ProblemKind::Leaked);

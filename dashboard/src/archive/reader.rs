@@ -254,7 +254,7 @@ fn restore_problems(
     restored: &mut HashMap<LockId, RestoredLock>,
 ) -> rusqlite::Result<()> {
     let mut open = connection.prepare(
-        "SELECT deployment, db, name, problem, began, certainty FROM problem WHERE cleared IS NULL LIMIT ?1",
+        "SELECT deployment, db, name, problem, began, certainty, latest FROM problem WHERE cleared IS NULL LIMIT ?1",
     )?;
     let mut rows = open.query([limit])?;
     while let Some(row) = rows.next()? {
@@ -262,8 +262,10 @@ fn restore_problems(
         let certainty: String = row.get(5)?;
         let restored = restored.entry(lock).or_default();
         restored.problems.push((problem, instant(row.get(4)?)));
-        restored.returned_late |=
-            problem == ProblemKind::Expired && certainty == Certainty::Certain.as_str();
+        if problem == ProblemKind::Expired {
+            restored.returned_late = certainty == Certainty::Certain.as_str();
+            restored.expired_again = row.get::<_, Option<i64>>(6)?.map(instant);
+        }
     }
     Ok(())
 }

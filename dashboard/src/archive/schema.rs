@@ -22,7 +22,7 @@ CREATE INDEX IF NOT EXISTS hold_began ON hold (began);
 CREATE UNIQUE INDEX IF NOT EXISTS hold_open ON hold (deployment, db, name, holder) WHERE ended IS NULL;
 CREATE TABLE IF NOT EXISTS problem (
   deployment TEXT NOT NULL, db INTEGER NOT NULL, name BLOB NOT NULL, problem TEXT NOT NULL,
-  certainty TEXT NOT NULL, began INTEGER NOT NULL, cleared INTEGER);
+  certainty TEXT NOT NULL, began INTEGER NOT NULL, cleared INTEGER, latest INTEGER);
 CREATE INDEX IF NOT EXISTS problem_began ON problem (began);
 CREATE INDEX IF NOT EXISTS problem_of_lock ON problem (deployment, db, name, began);
 CREATE INDEX IF NOT EXISTS problem_cleared ON problem (cleared);
@@ -63,11 +63,21 @@ pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
          PRAGMA journal_size_limit = 16777216; PRAGMA cache_size = -500",
     )?;
     connection.execute_batch(TABLES)?;
+    add_latest(&connection)?;
     if version == 0 {
         connection.pragma_update(None, "user_version", VERSION)?;
     }
     keep_log(&connection, false)?;
     Ok(connection)
+}
+
+/// Adds the instant at which a problem last occurred, which older files lack.
+fn add_latest(connection: &Connection) -> rusqlite::Result<()> {
+    let has = "SELECT EXISTS (SELECT * FROM pragma_table_info('problem') WHERE name = 'latest')";
+    if connection.query_row(has, [], |row| row.get(0))? {
+        return Ok(());
+    }
+    connection.execute_batch("ALTER TABLE problem ADD COLUMN latest INTEGER")
 }
 
 /// Sets whether the log is kept as it is when the last connection is closed. By default its rows are moved to the file.
@@ -110,6 +120,30 @@ pub(super) fn is_unreadable(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_without_the_latest_occurrences_of_problems_gets_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("history");
+        let add = |connection: &Connection, columns: &str| {
+            let row = format!(
+                "INSERT INTO problem VALUES ('main', 0, x'61', 'expired', 'certain', {columns})"
+            );
+            connection.execute(&row, [])
+        };
+        let file = open(&path).unwrap();
+        file.execute_batch("ALTER TABLE problem DROP COLUMN latest").unwrap();
+        add(&file, "1, NULL").unwrap();
+        drop(file);
+        for _ in 0..2 {
+            let file = open(&path).unwrap();
+            add(&file, "2, 3, 4").unwrap();
+            let query = "SELECT began, latest FROM problem ORDER BY began LIMIT 1";
+            let first: (i64, Option<i64>) =
+                file.query_row(query, [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+            assert_eq!(first, (1, None));
+        }
+    }
 
     #[test]
     fn a_log_that_has_grown_during_a_read_shrinks_afterwards() {

@@ -213,14 +213,20 @@ async fn the_last_problems_are_restored() {
 }
 
 #[tokio::test]
-async fn it_is_restored_whether_the_holder_of_an_expired_hold_returned_too_late() {
+async fn the_latest_expiry_and_whether_its_holder_returned_too_late_are_restored() {
     for (certainty, late) in [(Certainty::Certain, true), (Certainty::Suspected, false)] {
         let folder = tempfile::tempdir().unwrap();
         let [expired, stuck] = [ProblemKind::Expired, ProblemKind::Stuck];
-        let problem = |kind, how| ArchiveEntry::Problem(lock(b"a"), kind, how, SteadyMillis(1_000));
-        let entries = [problem(expired, certainty), problem(stuck, Certainty::Certain)];
-        let reader = written(folder.path(), 0, entries).await;
-        assert_eq!(reader.restored().unwrap()[&lock(b"a")].returned_late, late);
+        let problem =
+            |kind, how, at| ArchiveEntry::Problem(lock(b"a"), kind, how, SteadyMillis(at));
+        let first = problem(expired, Certainty::Suspected, 1_000);
+        let others =
+            [problem(expired, certainty, 3_000), problem(stuck, Certainty::Certain, 2_000)];
+        let reader = written(folder.path(), 0, [first].into_iter().chain(others)).await;
+        let restored = &reader.restored().unwrap()[&lock(b"a")];
+        assert_eq!(restored.problems[0], (expired, SteadyMillis(1_000)));
+        assert_eq!(restored.expired_again, Some(SteadyMillis(3_000)));
+        assert_eq!(restored.returned_late, late);
     }
 }
 

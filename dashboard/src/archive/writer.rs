@@ -299,7 +299,7 @@ impl Table {
         let transaction = self.connection.transaction()?;
         let of_tables: [(&str, &[&str]); 6] = [
             ("hold", &["began", "ended"]),
-            ("problem", &["began", "cleared"]),
+            ("problem", &["began", "cleared", "latest"]),
             ("act", &["at"]),
             ("acknowledged", &["at", "until"]),
             ("span", &["began", "alive"]),

@@ -54,9 +54,8 @@ impl Record {
                     if times(&case, verdict.problem) > old.times {
                         effects.push(self.detected(verdict));
                     }
-                    let verdict = Verdict { since: old.since, ..*verdict };
-                    problems.push(explain(&case, verdict));
-                    raised.extend((old.certainty != verdict.certainty).then_some(verdict));
+                    raised.push(*verdict);
+                    problems.push(explain(&case, Verdict { since: old.since, ..*verdict }));
                     changed = true;
                 }
                 None => {

@@ -80,6 +80,8 @@ pub struct RestoredLock {
     pub past: Vec<PastHold>,
     /// The last problems, with their beginnings.
     pub problems: Vec<(ProblemKind, SteadyMillis)>,
+    /// The instant of the latest expiry, if several holds have expired while the first of them was reported.
+    pub expired_again: Option<SteadyMillis>,
     /// True if the holder of an expired hold was seen to return too late.
     pub returned_late: bool,
     /// The acknowledgements of the last problems.
@@ -99,7 +101,7 @@ impl RestoredLock {
 
     fn expired_at(&self) -> Option<SteadyMillis> {
         let expired = |(problem, _): &&(ProblemKind, _)| *problem == ProblemKind::Expired;
-        self.problems.iter().find(expired).map(|(_, since)| *since)
+        self.problems.iter().find(expired).map(|(_, since)| self.expired_again.unwrap_or(*since))
     }
 
     /// Returns the hold whose lease had expired.

@@ -335,6 +335,29 @@ fn an_expired_hold_of_more_than_an_hour_ago_is_cleared_by_the_first_reading() {
 }
 
 #[test]
+fn an_expiry_of_several_is_reported_until_an_hour_after_the_latest() {
+    let (first, latest) = (SteadyMillis(5_000), SteadyMillis(4_800_000));
+    let mut model = model();
+    let lock = RestoredLock {
+        expired_again: Some(latest),
+        acknowledged: acknowledged(ProblemKind::Expired).acknowledged,
+        ..expired(false)
+    };
+    model.restore([(id("a"), lock)].into(), SteadyMillis(5_400_000));
+    for ms in (5_400_000..8_400_000).step_by(30_000) {
+        read(&mut model, "a", ms, absent());
+    }
+    let view = shown(&mut model, "a").unwrap();
+    let [problem] = &*view.problems else { panic!("{:?}", view.problems) };
+    assert_eq!((problem.problem, problem.since), (ProblemKind::Expired, first));
+    assert!(problem.acknowledged.is_some(), "{problem:?}");
+    assert_eq!(ends(&mut model), []);
+    read(&mut model, "a", 8_400_000, absent());
+    let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Expired, SteadyMillis(8_400_001));
+    assert_eq!(ends(&mut model), [cleared]);
+}
+
+#[test]
 fn markers_of_readers_that_an_earlier_run_has_reported_are_found_again() {
     // The first scan ends before or after the first reading.
     for passed in [99_500, 100_500] {

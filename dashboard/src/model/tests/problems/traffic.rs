@@ -156,6 +156,22 @@ fn each_hold_that_expires_within_an_hour_counts_once() {
 }
 
 #[test]
+fn each_expiry_is_stored_in_the_history() {
+    let mut model = model();
+    for began in [100_000, 200_000] {
+        for (ms, step) in running_out() {
+            apply(&mut model, began + ms, &step);
+        }
+        read(&mut model, "a", began + 50_020, absent());
+        let stored = archived(&mut model).into_iter().filter_map(|entry| match entry {
+            ArchiveEntry::Problem(_, ProblemKind::Expired, _, at) => Some(at),
+            _ => None,
+        });
+        assert_eq!(stored.collect::<Vec<_>>(), [SteadyMillis(began + 50_021)]);
+    }
+}
+
+#[test]
 fn a_holder_that_returns_to_a_deleted_lock_is_no_expiry_or_the_evidence_says_so() {
     use monitor::Action::{Removed, RenewalFoundNothing};
     let returns = |seen: bool| {
