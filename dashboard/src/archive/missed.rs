@@ -1,4 +1,5 @@
-//! Ends that the history has missed. When entries were lost, holds and problems may be over whose rows have no end.
+//! Ends that the history has missed. When entries were lost, holds, problems and acknowledgements may be over whose rows do
+//! not say so.
 
 use rusqlite::{Connection, Row, params};
 
@@ -24,8 +25,8 @@ impl Unsure {
         Ok(Self { at, last_hold: last("hold")?, last_problem: last("problem")? })
     }
 
-    /// Ends the holds and problems that a snapshot no longer has. The snapshot has those of all these rows that last, so it
-    /// must be later by more than the time for which a change may be unpublished.
+    /// Ends the holds, problems and acknowledgements that a snapshot no longer has. The snapshot has those of all these
+    /// rows that last, so it must be later by more than the time for which a change may be unpublished.
     pub(super) fn end(self, connection: &mut Connection, now: &Snapshot) -> rusqlite::Result<()> {
         let Self { at, last_hold, last_problem } = self;
         let transaction = connection.transaction()?;
@@ -42,6 +43,14 @@ impl Unsure {
         for row in over(&transaction, problems, last_problem, now, has)? {
             let end = "UPDATE problem SET cleared = max(began, ?2) WHERE rowid = ?1";
             transaction.execute(end, params![row, stored(at)])?;
+        }
+        let acknowledges = |lock: &LockView, problem: &str| {
+            let mut known = lock.problems.iter().filter(|known| known.acknowledged.is_some());
+            known.any(|known| known.problem.as_str() == problem)
+        };
+        let words = "SELECT rowid, deployment, db, name, problem FROM acknowledged WHERE at <= ?1";
+        for row in over(&transaction, words, stored(at), now, acknowledges)? {
+            transaction.execute("DELETE FROM acknowledged WHERE rowid = ?1", [row])?;
         }
         transaction.commit()
     }
@@ -74,8 +83,31 @@ fn over(
 mod tests {
     use super::super::schema;
     use super::*;
-    use crate::model::types::ProblemKind;
-    use crate::query::fixtures::{leaked, lock as lock_view, published};
+    use crate::model::types::{ProblemKind, ProblemView};
+    use crate::query::fixtures::{acknowledged, leaked, lock as lock_view, published};
+
+    #[test]
+    fn acknowledgements_whose_withdrawal_was_missed_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut connection = schema::open(&folder.path().join("history.db")).unwrap();
+        let view = |name: &str, problem: ProblemView| LockView {
+            problems: [problem].into_iter().collect(),
+            ..lock_view(name)
+        };
+        let at = SteadyMillis(5_000);
+        for (name, of) in [("withdrawn", at), ("lasts", at), ("new", at.plus(1))] {
+            let row = "INSERT INTO acknowledged VALUES ('main', 0, ?1, 'leaked', 'a', 'b', ?2, 9)";
+            connection.execute(row, params![name.as_bytes(), stored(of)]).unwrap();
+        }
+        let unsure = Unsure::new(&connection, at).unwrap();
+        let views = [("withdrawn", leaked()), ("lasts", acknowledged()), ("new", leaked())];
+        let views = views.map(|(name, problem)| view(name, problem));
+        unsure.end(&mut connection, &published(views).snapshot).unwrap();
+        let mut rows = connection.prepare("SELECT CAST(name AS TEXT) FROM acknowledged").unwrap();
+        let rows = rows.query_map([], |row| row.get(0)).unwrap();
+        let rows: Vec<String> = rows.map(Result::unwrap).collect();
+        assert_eq!(rows, ["lasts", "new"]);
+    }
 
     #[test]
     fn rows_of_holds_and_problems_that_are_over_get_their_missed_end() {

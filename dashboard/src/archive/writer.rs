@@ -49,6 +49,9 @@ const REMOVE_OLDEST: [&str; 4] = [
     "DELETE FROM act WHERE rowid IN (SELECT rowid FROM act ORDER BY at LIMIT ?1)",
 ];
 
+/// The most entries about acknowledgements that are kept until they can be written.
+const MAX_UNWRITTEN: usize = BATCH;
+
 /// The row of no span.
 const NO_SPAN: i64 = -1;
 
@@ -83,6 +86,8 @@ struct Table {
     has_lost: bool,
     /// The rows that may lack an end, since entries were lost before that.
     unsure: Option<Unsure>,
+    /// The entries about acknowledgements that could not be written yet, oldest first.
+    unwritten: Vec<ArchiveEntry>,
 }
 
 impl Writer {
@@ -134,7 +139,7 @@ impl Writer {
                 let written = tokio::task::spawn_blocking(move || {
                     let now = SteadyMillis::now();
                     let in_place = table.keep_in_place(now);
-                    let mut written = table.write(&batch, missed, prune, now);
+                    let mut written = table.write_all(batch, missed, prune, now);
                     if prune && written.is_ok() {
                         written = table.end_missed(&snapshot, now);
                     }
@@ -211,6 +216,7 @@ impl Table {
             limit: MAX_BYTES,
             has_lost: false,
             unsure: None,
+            unwritten: Vec::new(),
         }
     }
 
@@ -236,6 +242,27 @@ impl Table {
             tracing::error!(file = %file.display(), "history replaced by another file, which lacks what this run wrote before");
         }
         Ok(())
+    }
+
+    /// Writes entries, after those that were kept. If that fails, the entries about acknowledgements are kept, since an
+    /// acknowledgement that was withdrawn would silence the alerts of the next run.
+    fn write_all(
+        &mut self,
+        batch: Vec<ArchiveEntry>,
+        lost: u64,
+        prune: bool,
+        now: SteadyMillis,
+    ) -> rusqlite::Result<()> {
+        use ArchiveEntry::{Acknowledged, Unacknowledged};
+        let mut entries = std::mem::take(&mut self.unwritten);
+        entries.extend(batch);
+        let written = self.write(&entries, lost, prune, now);
+        if written.is_err() {
+            entries.retain(|entry| matches!(entry, Acknowledged(..) | Unacknowledged(..)));
+            entries.drain(..entries.len().saturating_sub(MAX_UNWRITTEN));
+            self.unwritten = entries;
+        }
+        written
     }
 
     /// Writes entries. If some were lost, the span ends, which leaves a gap.
@@ -378,7 +405,9 @@ mod tests {
 
     use super::super::{folder, schema};
     use super::*;
-    use crate::model::types::{Ending, LockId, OperatorAction, PastHold, Since};
+    use crate::model::types::{
+        Acknowledgement, Certainty, Ending, LockId, OperatorAction, PastHold, ProblemKind, Since,
+    };
 
     const MIB: u64 = 1024 * 1024;
 
@@ -413,6 +442,34 @@ mod tests {
             ArchiveEntry::Ended(lock(at), past)
         };
         ended.map(hold).collect()
+    }
+
+    #[test]
+    fn an_acknowledgement_withdrawn_while_the_disk_is_full_does_not_return() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut table = table(folder.path(), MAX_BYTES);
+        let (problem, now) = (ProblemKind::Leaked, SteadyMillis::now());
+        let until = now.plus(30 * 24 * 3_600_000);
+        let word = Acknowledgement { by: "a".to_owned(), reason: "b".to_owned(), at: now, until };
+        let found = ArchiveEntry::Problem(lock(1), problem, Certainty::Certain, now);
+        let acknowledged = ArchiveEntry::Acknowledged(lock(1), problem, word.into());
+        let withdrawn = ArchiveEntry::Unacknowledged(lock(1), problem, now);
+        let kept = |table: &Table| {
+            let restored = table.reader.restored().unwrap();
+            restored.get(&lock(1)).is_some_and(|lock| !lock.acknowledged.is_empty())
+        };
+        table.write_all(vec![found, acknowledged], 0, false, now).unwrap();
+        assert!(kept(&table));
+        table.connection.execute_batch("PRAGMA query_only = 1").unwrap();
+        let mut batch = holds(0..3);
+        batch.push(withdrawn);
+        table.write_all(batch, 0, false, now).unwrap_err();
+        table.write_all(holds(3..6), 0, false, now).unwrap_err();
+        assert_eq!(table.unwritten.len(), 1, "the others leave a gap");
+        table.connection.execute_batch("PRAGMA query_only = 0").unwrap();
+        assert!(kept(&table));
+        table.write_all(Vec::new(), 0, false, now).unwrap();
+        assert!(!kept(&table) && table.unwritten.is_empty());
     }
 
     fn write(table: &mut Table, batch: &[ArchiveEntry]) {
