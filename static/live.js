@@ -8,6 +8,7 @@
 //   ttl      {id: [ttl_ms or null, observed_at]}: a row's time to live as it was read
 //   order    [id…]: the rows in order; a row that is not named is gone
 //   regions  {id: html}: the new inside of an element
+//   unread   the page's age in milliseconds, if the history that it shows cannot be read now
 // Nothing moves under the pointer: while the reader points at the rows or is among them with the keyboard, rows change in
 // place, but a new order, new rows and the removal of old ones wait until they are applied. Otherwise rows move at most once
 // in ten seconds, unless a problem begins; even then they change in place, because all have the same height.

@@ -37,7 +37,11 @@ Lockscope.stream = (() => {
       updated = true;
     } else {
       receive(patch);
-      shownAt = heard;
+      shownAt = heard - (patch.unread ?? 0);
+      if (patch.unread !== undefined) {
+        lostAt = shownAt;
+        refusal = "the history cannot be read now";
+      }
     }
     showLoss();
   }

@@ -17,12 +17,14 @@
 //! | `ttl` | `{id: [ttl_ms or null, observed_at]}`: a row's time to live as last read, and the instant of the read |
 //! | `order` | `[id…]`: the rows of this page in order, when changed; a row that is not in it is gone |
 //! | `regions` | `{id: html}`: the new content of an element of the page |
+//! | `unread` | the age of the page in milliseconds, if the history that it shows cannot be read now |
 //!
-//! An event is sent at least every [`BEAT_MS`], with only `now` if necessary ([`beat`]). Comments would be invisible to
-//! a page's script, which treats a longer silence as a lost connection.
+//! An event is sent at least every [`BEAT_MS`], with only `now` and `unread` if necessary ([`beat`]). Comments would be
+//! invisible to a page's script, which treats a longer silence as a lost connection.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -32,7 +34,7 @@ use super::{
     Chrome, HistoryPage, ListPage, ListView, LockPage, OverviewPage, OwnerPage, SourcesPage,
     assets, history, list, lock, lock_parts, overview, owner, page, row, sources, trace,
 };
-use crate::clock::{self, SteadyMillis};
+use crate::clock::{self, SteadyMillis, millis};
 use crate::model::types::LockId;
 use crate::query::list::RowId;
 use crate::sources::view::SourceState;
@@ -46,10 +48,12 @@ const STATUS_MS: u64 = 2_000;
 /// The parts that show how reliable the picture is.
 const STATUS: [&str; 4] = ["health", "status", "alerts", "spoken"];
 
-/// Returns the event for a stream that has been silent for [`BEAT_MS`].
+/// Returns the event for a stream that has been silent for [`BEAT_MS`]. `unread_for` is the age of its page if the history
+/// cannot be read.
 #[must_use]
-pub fn beat(now: SteadyMillis) -> String {
-    format!("{{\"now\":{},\"set\":{}}}", now.0, clock::set_by())
+pub fn beat(now: SteadyMillis, unread_for: Option<Duration>) -> String {
+    let unread = unread_for.map(|age| format!(",\"unread\":{}", millis(age)));
+    format!("{{\"now\":{},\"set\":{}{}}}", now.0, clock::set_by(), unread.unwrap_or_default())
 }
 
 /// An open page at one instant.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
-use crate::serving::Dashboard;
+use crate::serving::{Dashboard, Event};
 
 async fn with_history(server: &RedisServer, folder: &TempDir) -> Dashboard {
     let folder = folder.path().to_str().unwrap();
@@ -249,4 +249,35 @@ async fn the_page_of_a_lock_does_not_need_the_history() {
     assert!(unknown.contains("The history of this lock cannot be read now."), "{unknown}");
     assert_eq!(dashboard.get("/lock?name=a&format=bundle").await.status, 503);
     assert_eq!(dashboard.get("/lock?name=a&at=-1m").await.status, 503);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_page_of_the_history_says_so_when_the_history_cannot_be_read() {
+    let server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let dashboard = with_history(&server, &folder).await;
+    let mut lists = dashboard.events("/live?path=/", &[]).await;
+    let mut pages = Vec::new();
+    for path in ["%2Fhistory", "%2Flock%3Fname%3Da%26at%3D-1m"] {
+        let mut page = dashboard.events(&format!("/live?path={path}"), &[]).await;
+        page.when(|event| event.data["full"] == true).await;
+        pages.push((path, page));
+    }
+    let file = Connection::open(folder.path().join("history.db")).unwrap();
+    file.busy_timeout(Duration::from_secs(30)).unwrap();
+    file.execute_batch("ALTER TABLE hold RENAME TO away").unwrap();
+    let unread = |event: &Event| event.data["unread"].as_u64().is_some_and(|age| age >= 10_000);
+    for (path, page) in &mut pages {
+        page.when(unread).await;
+        // A reader that joins receives the version from before.
+        let mut other = dashboard.events(&format!("/live?path={path}"), &[]).await;
+        assert_eq!(other.next().await.unwrap().data["full"], true);
+        assert!(unread(&other.next().await.unwrap()));
+    }
+    file.execute_batch("ALTER TABLE away RENAME TO hold").unwrap();
+    for (_, page) in &mut pages {
+        page.when(|event| event.data["unread"].is_null()).await;
+    }
+    let beat = lists.when(|event| event.data["rows"].is_null()).await;
+    assert!(beat.data["unread"].is_null());
 }

@@ -1,9 +1,10 @@
 //! The page of the history: ranges, types, filter, both directions, and the time cursor.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::browser::Browser;
 use harness::{eventually, http};
 use serde_json::Value;
+use tokio::process::Command;
 
 use super::Bench;
 use super::browsing::{Shown, follow, until};
@@ -123,5 +124,31 @@ async fn a_malformed_request_to_release_is_in_the_history() -> Result<()> {
         })
         .await;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_open_page_is_no_longer_live_when_the_history_cannot_be_read() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().to_str().context("the path is UTF-8")?;
+    let bench = Bench::with(&["--monitor", "off", "--history-dir", path]).await?;
+    let browser = Browser::start().await?;
+    browser.open(&bench.dashboard.url("/history")).await?;
+    let lost = "document.getElementById('lost')";
+    until(&browser, &format!("{lost}.hidden")).await;
+    let rename = async |from: &str, to: &str| {
+        let script = format!(
+            "import sqlite3; file = sqlite3.connect('{path}/history.db', timeout=30); \
+             file.execute('ALTER TABLE {from} RENAME TO {to}')"
+        );
+        let python = Command::new("python3").args(["-c", &script]).status().await?;
+        ensure!(python.success(), "{python}");
+        Ok(())
+    };
+    rename("hold", "away").await?;
+    let says = "/the history cannot be read now.* known [1-9]\\ds ago/";
+    until(&browser, &format!("{says}.test({lost}.innerText)")).await;
+    rename("away", "hold").await?;
+    until(&browser, &format!("{lost}.hidden")).await;
     Ok(())
 }

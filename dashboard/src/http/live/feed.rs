@@ -31,6 +31,8 @@ const MIN_INTERVAL: Duration = Duration::from_millis(40);
 /// The longest time between two versions, since the states of sources change without a delta.
 const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The age from which the latest version of a page that reads the history is out of date.
+const UNREAD_AFTER: Duration = Duration::from_secs(10);
 /// The most pages that are rendered for the first time at once, since rendering needs more memory than its result.
 const FIRST_AT_ONCE: usize = 8;
 
@@ -74,10 +76,28 @@ impl Version {
     }
 }
 
-/// The latest version of an open page, or `None` before the first.
-pub type Latest = watch::Receiver<Option<Arc<Version>>>;
+/// An open page.
+#[derive(Debug)]
+pub struct OpenPage {
+    /// The latest version, or `None` before the first.
+    pub version: Option<Arc<Version>>,
+    /// The instant at which the page was last found to be as in that version.
+    rendered: Instant,
+    reads_history: bool,
+}
 
-type Sender = watch::Sender<Option<Arc<Version>>>;
+impl OpenPage {
+    /// Returns the age of the latest version if the history cannot be read, so that there is no newer one.
+    pub fn unread_for(&self) -> Option<Duration> {
+        let age = self.rendered.elapsed();
+        (self.reads_history && age >= UNREAD_AFTER).then_some(age)
+    }
+}
+
+/// A receiver of the versions of an open page.
+pub type Latest = watch::Receiver<OpenPage>;
+
+type Sender = watch::Sender<OpenPage>;
 
 /// The open pages. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -128,7 +148,8 @@ impl Feeds {
             return Ok(sender.subscribe());
         }
         let reserved = Some(self.0.memory.reserve()?);
-        let (sender, latest) = watch::channel(None);
+        let (rendered, reads_history) = (Instant::now(), topic.reads_history());
+        let (sender, latest) = watch::channel(OpenPage { version: None, rendered, reads_history });
         senders.insert(key.clone(), sender.clone());
         let feed = Feed {
             key,
@@ -202,7 +223,7 @@ impl Feed {
                         feeds.senders().remove(&self.key);
                         return;
                     }
-                    self.sender.send_replace(Some(Arc::new(version)));
+                    self.sender.send_modify(|page| page.version = Some(Arc::new(version)));
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -249,6 +270,11 @@ impl Feed {
         let rendered = self.topic.picture(app, fragments, &self.address, before.as_deref());
         let Some((picture, viewed)) = rendered.await? else { return Ok(None) };
         self.viewer.look(viewed.unwrap_or(Viewed::Nothing));
+        self.sender.send_if_modified(|page| {
+            let was_unread = page.unread_for().is_some();
+            page.rendered = Instant::now();
+            was_unread
+        });
         let Some(json) = picture.patch(before.as_deref())? else { return Ok(None) };
         let picture = Arc::new(picture);
         self.picture = Some(Arc::clone(&picture));

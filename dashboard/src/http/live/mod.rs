@@ -57,7 +57,7 @@ pub async fn live(
     let permit = feeds.app().streams.open()?;
     let packing = Packing::wanted(&headers);
     let mut latest = feeds.join(&path, topic)?;
-    let first = latest.wait_for(Option::is_some);
+    let first = latest.wait_for(|page| page.version.is_some());
     let closed = matches!(timeout(FIRST_WAIT, first).await, Ok(Err(_)));
     if closed && !feeds.app().stop.is_cancelled() {
         return Err(page_memory::refusal());
@@ -68,6 +68,7 @@ pub async fn live(
         packing,
         head: packing.head(),
         seen: None,
+        is_unread: false,
         sent: Instant::now(),
         _permit: permit,
     };
@@ -86,6 +87,8 @@ struct Reader {
     head: Option<Bytes>,
     /// The version that the browser has.
     seen: Option<Arc<Version>>,
+    /// True if the browser knows that there is no newer version, since the history cannot be read.
+    is_unread: bool,
     sent: Instant,
     _permit: StreamPermit,
 }
@@ -114,8 +117,11 @@ impl Reader {
 
     async fn event(&mut self) -> Option<SseEvent> {
         loop {
-            let latest = self.latest.borrow_and_update().clone();
-            if let Some(version) = latest {
+            let (version, unread_for) = {
+                let page = self.latest.borrow_and_update();
+                (page.version.clone(), page.unread_for())
+            };
+            if let Some(version) = version {
                 match version.event(self.seen.as_deref()) {
                     Ok(Some((event, behind))) => {
                         self.seen = Some(version);
@@ -132,11 +138,13 @@ impl Reader {
                 }
             }
             let beat_at = self.sent + Duration::from_millis(BEAT_MS);
+            let was_unread = std::mem::replace(&mut self.is_unread, unread_for.is_some());
+            if self.is_unread != was_unread || Instant::now() >= beat_at {
+                return Some(SseEvent::new(&beat(SteadyMillis::now(), unread_for)));
+            }
             tokio::select! {
                 changed = self.latest.changed() => changed.ok()?,
-                () = tokio::time::sleep_until(beat_at) => {
-                    return Some(SseEvent::new(&beat(SteadyMillis::now())));
-                }
+                () = tokio::time::sleep_until(beat_at) => {}
             }
         }
     }

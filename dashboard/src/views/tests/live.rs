@@ -326,8 +326,11 @@ fn a_page_without_a_stream_asks_for_none() {
 
 #[test]
 fn a_beat_is_a_patch() {
-    let beat: Value = serde_json::from_str(&beat(SteadyMillis(5))).unwrap();
-    assert_eq!(beat, serde_json::json!({ "now": 5, "set": 0 }));
+    let beat =
+        |unread_for| -> Value { serde_json::from_str(&beat(SteadyMillis(5), unread_for)).unwrap() };
+    assert_eq!(beat(None), serde_json::json!({ "now": 5, "set": 0 }));
+    let unread = serde_json::json!({ "now": 5, "set": 0, "unread": 12_000 });
+    assert_eq!(beat(Some(std::time::Duration::from_secs(12))), unread);
 }
 
 /// Returns the events of a stream whose rows appear, change, move and disappear, for trying the script in a browser.
