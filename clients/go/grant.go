@@ -233,7 +233,7 @@ func (h *Hold) Release() error {
 		if lost := h.grant.err(); lost != nil {
 			h.end(lost)
 		}
-		h.end(ErrReleased) // This ends waits of this owner, for which the release would have to wait.
+		h.end(ErrReleased) // This ends waits with this context, for which the release would have to wait.
 		h.grant.forget(h.watcher)
 		h.err = h.session.unlock(h.grant)
 		h.grant.mu.Lock()

@@ -143,7 +143,7 @@ public class Worker {
                 Files.createFile(file, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rw-------")));
             }
             Files.writeString(file, id + " " + secret);
-            Files.move(file, TICKET, StandardCopyOption.ATOMIC_MOVE); // never a part of it
+            Files.move(file, TICKET, StandardCopyOption.ATOMIC_MOVE); // a reader never finds half a ticket
             var now = new HashMap<String, Long>();
             if (reply.get("holds") instanceof List<?> rows) {
                 for (var row : rows) now.put(text(map(row).get("lock")), (Long) map(row).get("holds"));

@@ -124,7 +124,7 @@ func (s *session) recover(generation int, broken bool) {
 func (s *session) goOn(agent *redis.Conn, reply map[any]any) {
 	s.id, s.secret = reply["id"].(string), reply["secret"].(string)
 	must(os.WriteFile(tickets+".new", []byte(s.id+" "+s.secret), 0o600))
-	must(os.Rename(tickets+".new", tickets)) // never a part of it
+	must(os.Rename(tickets+".new", tickets)) // a reader never finds half a ticket
 	now := map[string]int64{}
 	if rows, ok := reply["holds"].([]any); ok {
 		for _, row := range rows {

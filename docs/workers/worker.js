@@ -55,7 +55,7 @@ class Session {
         if (this.ticket) say('resumed');
         this.ticket = [reply.id, reply.secret];
         fs.writeFileSync(`${TICKET}.new`, JSON.stringify(this.ticket), { mode: 0o600 });
-        fs.renameSync(`${TICKET}.new`, TICKET); // never a part of it
+        fs.renameSync(`${TICKET}.new`, TICKET); // a reader never finds half a ticket
         const now = Object.fromEntries((reply.holds || []).map(map).map((row) => [row.lock, row.holds]));
         if (Object.entries(this.holds).some(([name, count]) => count > 0 && !now[name])) lost('it was not there any more');
         this.calmDown(); // another agent sends no `safe` for its predecessor's `jeopardy`

@@ -83,7 +83,7 @@ class Session:
                     new = TICKET.with_name(f"{TICKET.name}.new")
                     new.touch(mode=0o600)
                     new.write_text(json.dumps(self.ticket))
-                    new.replace(TICKET)  # never a part of it
+                    new.replace(TICKET)  # a reader never finds half a ticket
                     now = {row["lock"]: row["holds"] for row in reply.get("holds", [])}
                     if any(name not in now for name, count in self.holds.items() if count > 0):
                         lost("it was not there any more")

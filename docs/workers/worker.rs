@@ -163,7 +163,7 @@ impl Session {
         options.write(true).create(true).truncate(true).mode(0o600);
         let new = self.ticket_file.with_added_extension("new");
         options.open(&new)?.write_all(ticket.as_bytes())?;
-        std::fs::rename(new, &self.ticket_file) // never a part of it
+        std::fs::rename(new, &self.ticket_file) // a reader never finds half a ticket
     }
 
     /// Adopts the reported holds.
