@@ -217,11 +217,9 @@ async fn the_latest_expiry_and_whether_its_holder_returned_too_late_are_restored
     for (certainty, late) in [(Certainty::Certain, true), (Certainty::Suspected, false)] {
         let folder = tempfile::tempdir().unwrap();
         let [expired, stuck] = [ProblemKind::Expired, ProblemKind::Stuck];
-        let problem =
-            |kind, how, at| ArchiveEntry::Problem(lock(b"a"), kind, how, SteadyMillis(at));
-        let first = problem(expired, Certainty::Suspected, 1_000);
-        let others =
-            [problem(expired, certainty, 3_000), problem(stuck, Certainty::Certain, 2_000)];
+        let row = |kind, how, at| ArchiveEntry::Problem(lock(b"a"), kind, how, SteadyMillis(at));
+        let first = row(expired, Certainty::Suspected, 1_000);
+        let others = [row(expired, certainty, 3_000), row(stuck, Certainty::Certain, 2_000)];
         let reader = written(folder.path(), 0, [first].into_iter().chain(others)).await;
         let restored = &reader.restored().unwrap()[&lock(b"a")];
         assert_eq!(restored.problems[0], (expired, SteadyMillis(1_000)));
