@@ -17,7 +17,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const FILE: &str = "journal";
 /// The temporary name of a compacted journal.
 const NEW: &str = ".journal.new";
-/// The longest valid line: each of a name's 512 bytes takes up to five characters.
+/// The longest valid line: each of a name's 512 bytes takes up to six characters, and the leases up to 2,900 in all.
 const MAX_LINE: u64 = 8192;
 /// Shorter files are never compacted for their length.
 const SMALL: u64 = 1 << 20;

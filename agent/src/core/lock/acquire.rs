@@ -9,7 +9,6 @@ use tracing::Span;
 
 use crate::core::ids::{OpId, ReplyTo, WaiterId};
 use crate::core::lease::hold::{Hold, LeaseMode};
-use crate::core::lock::state::LockState;
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::verb::{Attempt, Change, HoldUpdate, Verb};
 use crate::core::session::reply::{Grant, Reply};
@@ -43,7 +42,7 @@ impl Core {
         let taken = self.is_taken(&request.name, request.kind);
         let waiter = self.new_waiter(reply_to, owner, request, taken, span);
         if taken && waiter.is_now_or_never() {
-            let held = self.locks.get(&waiter.name).is_some_and(LockState::is_held);
+            let held = self.locks.get(&waiter.name).is_some_and(|lock| lock.excludes(waiter.kind));
             let (outcome, reply) =
                 if held { ("busy", Frame::Null) } else { self.timed_out(&waiter) };
             self.on_wait_over(&waiter, outcome, Duration::ZERO);

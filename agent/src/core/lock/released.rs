@@ -37,7 +37,9 @@ impl LongReleases {
             return;
         }
         if self.0.len() >= MAX_REMEMBERED {
-            self.0.pop_front();
+            // A busy lock makes room for itself, so that others are not forgotten.
+            let same = self.0.iter().position(|released| released.name == ending.name);
+            self.0.remove(same.unwrap_or(0));
         }
         let Ending { name, kind, number, longest, .. } = ending;
         let (name, kind, number, lease) = (name.clone(), *kind, *number, *longest);

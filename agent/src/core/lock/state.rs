@@ -106,6 +106,11 @@ impl LockState {
                 && (!self.readers.is_empty() || self.reader_releases_in_flight > 0))
     }
 
+    /// Returns whether a local hold excludes a newcomer of that kind.
+    pub(in crate::core) fn excludes(&self, kind: Kind) -> bool {
+        self.hold.is_some() || kind != Kind::Read && !self.readers.is_empty()
+    }
+
     pub(super) fn is_held(&self) -> bool {
         self.hold.is_some() || !self.readers.is_empty()
     }

@@ -175,10 +175,10 @@ impl Core {
     /// Returns the outcome of a wait whose time is over, as metrics show it, and the reply to its LOCK.
     pub(super) fn timed_out(&self, waiter: &Waiter) -> (&'static str, Frame) {
         let name = &waiter.name;
-        // A waiter that a local hold excludes makes no attempts: the error is that of another one.
+        // A waiter that a local hold excludes makes no attempts, unless it is fair or reads under its own write hold: the
+        // error is that of another one.
         let tries = |state: &&LockState| {
-            let behind_reader = waiter.kind != Kind::Read && !state.readers.is_empty();
-            waiter.kind == Kind::Fair || state.hold.is_none() && !behind_reader
+            waiter.attempt.is_some() || waiter.kind == Kind::Fair || !state.excludes(waiter.kind)
         };
         match self.locks.get(name).filter(tries).and_then(|state| state.last_error.as_deref()) {
             Some(last_error) => ("error", Self::unavailable_for(name, last_error)),

@@ -55,7 +55,10 @@ impl Operation for Force {
     }
 
     fn on_unknown(&self, core: &mut Core) {
-        core.audit(self.reply_to, &self.name, &holder_names(&self.shown.hash), 0, false);
+        let holders = holder_names(&self.shown.hash);
+        if !holders.is_empty() {
+            core.audit(self.reply_to, &self.name, &holders, 0, false);
+        }
     }
 
     fn command(&self) -> Option<(ReplyTo, &LockName)> {

@@ -37,7 +37,10 @@ pub(in crate::core) trait Operation {
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
         match (self.command(), failure) {
             (Some((reply_to, name)), Failure::Refused(_)) => {
-                core.take_op(id);
+                // An earlier copy of the script may have run.
+                if core.take_op(id).is_some_and(|op| op.may_have_run) {
+                    self.on_unknown(core);
+                }
                 core.answer(reply_to, Core::unavailable_for(name, failure.text()));
             }
             _ => core.retry(id, pause),

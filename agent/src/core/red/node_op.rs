@@ -105,6 +105,13 @@ impl Operation for NodeOp {
                 core.record_answer(*quorum, node, answer);
             }
             NodeVerb::Show { quorum, .. } => core.end_node_op(id, *quorum, node, text),
+            NodeVerb::Force { quorum, .. }
+                if refused && core.ops.get(id).is_some_and(|op| op.may_have_run) =>
+            {
+                core.take_op(id);
+                let answer = Answer::Failed { reason: text.to_owned(), may_have_run: true };
+                core.record_answer(*quorum, node, answer);
+            }
             NodeVerb::Update { quorum, .. } | NodeVerb::Force { quorum, .. } => {
                 if refused {
                     core.end_node_op(id, *quorum, node, text);
