@@ -1,5 +1,6 @@
 //! Writes entries to the history.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -244,8 +245,8 @@ impl Table {
         Ok(())
     }
 
-    /// Writes entries, after those that were kept. If that fails, the entries about acknowledgements are kept, since an
-    /// acknowledgement that was withdrawn would silence the alerts of the next run.
+    /// Writes entries, after those that were kept. If that fails, the latest entry about each acknowledgement is kept, since
+    /// one that was withdrawn would silence the alerts of the next run.
     fn write_all(
         &mut self,
         batch: Vec<ArchiveEntry>,
@@ -258,8 +259,16 @@ impl Table {
         entries.extend(batch);
         let written = self.write(&entries, lost, prune, now);
         if written.is_err() {
-            entries.retain(|entry| matches!(entry, Acknowledged(..) | Unacknowledged(..)));
-            entries.drain(..entries.len().saturating_sub(MAX_UNWRITTEN));
+            let mut seen = HashSet::new();
+            entries.reverse();
+            entries.retain(|entry| match entry {
+                Acknowledged(lock, problem, _) | Unacknowledged(lock, problem, _) => {
+                    seen.insert((lock.clone(), *problem))
+                }
+                _ => false,
+            });
+            entries.truncate(MAX_UNWRITTEN);
+            entries.reverse();
             self.unwritten = entries;
         }
         written
@@ -453,6 +462,7 @@ mod tests {
         let word = Acknowledgement { by: "a".to_owned(), reason: "b".to_owned(), at: now, until };
         let found = ArchiveEntry::Problem(lock(1), problem, Certainty::Certain, now);
         let acknowledged = ArchiveEntry::Acknowledged(lock(1), problem, word.into());
+        let again = acknowledged.clone();
         let withdrawn = ArchiveEntry::Unacknowledged(lock(1), problem, now);
         let kept = |table: &Table| {
             let restored = table.reader.restored().unwrap();
@@ -462,7 +472,7 @@ mod tests {
         assert!(kept(&table));
         table.connection.execute_batch("PRAGMA query_only = 1").unwrap();
         let mut batch = holds(0..3);
-        batch.push(withdrawn);
+        batch.extend([again, withdrawn]);
         table.write_all(batch, 0, false, now).unwrap_err();
         table.write_all(holds(3..6), 0, false, now).unwrap_err();
         assert_eq!(table.unwritten.len(), 1, "the others leave a gap");

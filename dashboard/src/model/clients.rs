@@ -18,7 +18,8 @@ const MAX_CLIENTS: usize = 10_000;
 const MAX_ADDRESSES: usize = 4;
 /// The most connections of one client that are compared with a list of clients.
 const MAX_CONNECTIONS: usize = 4;
-/// The time for which a client counts as active at its addresses.
+/// The time for which a client counts as active at its addresses, and for which lists of clients and reports of agents
+/// remain valid if no later ones can be read.
 const ACTIVE: Duration = Duration::from_secs(600);
 /// The beginning of the names of an agent's connections.
 const AGENT: &str = "lockscope-agent";
@@ -33,12 +34,14 @@ pub struct Clients {
     names: OwnerNames,
     /// The time of the latest list of clients.
     listed: Option<Time>,
+    /// The time since which no reports of agents can be read.
+    unreadable_since: Option<Moment>,
     /// Incremented with each change of the results of [`Clients::view`] and [`Clients::agent_lives`].
     version: u64,
 }
 
 /// An agent that has published itself.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Agent {
     checked: Moment,
     /// True if the agent has published a holder; its account may lack the permission.
@@ -47,7 +50,7 @@ struct Agent {
     gone: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Client {
     /// The connections of a pool have many ports, so only the hosts are compared.
     addresses: Vec<IpAddr>,
@@ -138,12 +141,12 @@ impl Clients {
     /// Records that clients cannot be listed. Once the latest list is too old, only a client that has just been active is
     /// known to be connected. Returns true if a client no longer counts as gone.
     pub fn unlisted(&mut self, at: Time) -> bool {
-        if self.listed.is_some_and(|listed| at.since(listed) < GONE_AFTER) {
+        if self.listed.is_some_and(|listed| at.since(listed) < ACTIVE) {
             return false;
         }
         let mut changed = false;
         for client in self.clients.values_mut() {
-            let active = at.moment().since(client.seen) < GONE_AFTER;
+            let active = at.moment().since(client.seen) < ACTIVE;
             let connected = client.connected.filter(|here| *here && active);
             self.version += u64::from(client.connected != connected);
             changed |= client.gone;
@@ -191,6 +194,7 @@ impl Clients {
     /// Applies a report. Returns true if an agent is now found gone or back. An agent that has never published itself
     /// may lack the permission, so it does not count as gone.
     pub fn report(&mut self, report: &AgentReport) -> bool {
+        self.unreadable_since = None;
         let mut changed = false;
         for (id, presence) in &report.agents {
             let is_new = *presence != Presence::Unknown && !self.agents.contains_key(id);
@@ -229,12 +233,33 @@ impl Clients {
         changed
     }
 
-    /// Forgets all agents, since their reports can no longer be read. Returns false if none was known.
-    pub fn forget_agents(&mut self) -> bool {
+    /// Records that reports of agents cannot be read. Once the latest one is too old, all agents are forgotten. Returns true
+    /// if one was known.
+    pub fn unreported(&mut self, at: Moment) -> bool {
+        if at.since(*self.unreadable_since.get_or_insert(at)) < ACTIVE {
+            return false;
+        }
         let known = !self.agents.is_empty();
         self.agents.clear();
         self.version += u64::from(known);
         known
+    }
+
+    /// Takes over what another table knows of these clients, except of those that this one knows.
+    pub fn adopt(&mut self, other: &Self, ids: impl Iterator<Item = ClientId>) {
+        for id in ids {
+            if let Some(client) = other.clients.get(&id)
+                && self.clients.len() < MAX_CLIENTS
+            {
+                self.clients.entry(id).or_insert_with(|| client.clone());
+            }
+            if let Some(agent) = other.agents.get(&id)
+                && self.agents.len() < MAX_CLIENTS
+            {
+                self.agents.entry(id).or_insert_with(|| agent.clone());
+            }
+            self.version += 1;
+        }
     }
 
     /// Returns whether that agent would publish a holder: it is alive, and publishes others.

@@ -5,6 +5,7 @@
 //! node serves stays at its last node. Other modules know one scope for the whole deployment, the *front*, which has no
 //! locks: it passes observations and requests about a lock on to the lock's node.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -25,14 +26,15 @@ pub(super) struct Cluster {
     /// Nodes that are no longer watched; their scopes are reused once they are empty.
     left: Vec<ScopeId>,
     spare: Vec<ScopeId>,
-    /// The node that receives the release messages of all nodes.
-    listener: Option<ScopeId>,
+    /// The nodes that receive the release messages of all nodes, usually one, with the instants since which they do.
+    listeners: BTreeMap<ScopeId, Moment>,
 }
 
 impl Cluster {
     fn new() -> Self {
         let owners = vec![None; usize::from(SLOTS)].into_boxed_slice();
-        Self { owners, nodes: Vec::new(), left: Vec::new(), spare: Vec::new(), listener: None }
+        let (nodes, left, spare) = (Vec::new(), Vec::new(), Vec::new());
+        Self { owners, nodes, left, spare, listeners: BTreeMap::new() }
     }
 
     fn owner(&self, name: &LockName) -> Option<ScopeId> {
@@ -126,10 +128,11 @@ impl Model {
             self.scopes[scope.0].listening_since = since;
             return;
         };
-        if since.is_none() && cluster.listener != Some(scope) {
-            return;
-        }
-        cluster.listener = since.map(|_| scope);
+        match since {
+            Some(since) => cluster.listeners.insert(scope, since),
+            None => cluster.listeners.remove(&scope),
+        };
+        let since = cluster.listeners.values().min().copied();
         for node in cluster.nodes.iter().chain([&front]) {
             self.scopes[node.0].listening_since = since;
         }
@@ -170,6 +173,9 @@ impl Model {
         let Some(mut entry) = self.scopes[from.0].move_out(name) else { return };
         // Grants and waiters that gave up on the way were not observed.
         entry.record.monitor_stopped();
+        if let Ok([source, target]) = self.scopes.get_disjoint_mut([from.0, to.0]) {
+            target.clients.adopt(&source.clients, entry.record.clients());
+        }
         self.scopes[to.0].move_in(name, entry, at, drained);
         self.settle(to, name);
         let target = &mut self.scopes[to.0];
@@ -210,10 +216,13 @@ mod tests {
 
     use redisson::{ClientId, HolderId};
 
-    use super::super::tests::{MAIN, absent, at, held, model, name, stamp, time};
+    use super::super::tests::{MAIN, absent, at, held, holder, model, name, stamp, time};
     use super::*;
     use crate::clock::SteadyMillis;
-    use crate::model::types::{AgentWaiters, AwaitedLock, LockId, Reading, Source, State};
+    use crate::model::types::{
+        AgentReport, AgentWaiters, AwaitedLock, LockId, Presence, ProblemKind, Reading, Source,
+        State,
+    };
 
     /// Returns a cluster of two readable nodes, each with half of the slots.
     fn of_two() -> (Model, [ScopeId; 2]) {
@@ -301,8 +310,10 @@ mod tests {
         model.publish(SteadyMillis(0));
         assert_eq!(model.snapshot.get(&id).unwrap().history.past[0].ended, Some("released"));
         // Another node takes over, and the one before reports its end later.
-        assert_eq!(listens(&mut model, nodes[1], true, 2_000), [Some(at(2_000)); 2]);
-        assert_eq!(listens(&mut model, nodes[0], false, 2_001), [Some(at(2_000)); 2]);
+        assert_eq!(listens(&mut model, nodes[1], true, 2_000), [Some(at(1)); 2]);
+        // That one may have reconnected in between.
+        assert_eq!(listens(&mut model, nodes[0], true, 2_001), [Some(at(2_000)); 2]);
+        assert_eq!(listens(&mut model, nodes[0], false, 2_002), [Some(at(2_000)); 2]);
         let new = model.join(MAIN, at(2_100));
         assert_eq!(model.scopes[new.0].listening_since, Some(at(2_000)));
         model.leave(nodes[1]);
@@ -359,6 +370,29 @@ mod tests {
         serve(&mut model, &[(0..=8_191, nodes[1])], &[], 100);
         assert_eq!(waiting(&mut model, nodes[0], &[], 200), 1, "it has another node's locks");
         assert_eq!(waiting(&mut model, nodes[1], &[], 300), 0);
+    }
+
+    #[test]
+    fn a_lock_whose_agent_is_gone_stays_leaked_when_it_moves() {
+        let (mut model, nodes) = of_two();
+        let lock = names(true).next().unwrap();
+        let leaked = |model: &mut Model| {
+            model.publish(SteadyMillis(0));
+            let id = LockId { deployment: Arc::from("main"), db: 0, name: name(&lock) };
+            let view = model.snapshot.get(&id).unwrap();
+            view.problems.iter().any(|found| found.problem == ProblemKind::Leaked)
+        };
+        for ms in (0..60_000).step_by(2_000) {
+            read(&mut model, nodes[0], &lock, ms, held(1, 1, Some(900_000 - ms)));
+            let presence = if ms < 5_000 { Presence::Present } else { Presence::Missing };
+            let agents = vec![(holder(1).client, presence)];
+            let report = AgentReport { agents, holders: Vec::new(), at: time(ms + 100) };
+            model.observe(nodes[0], Observation::AgentReport(report));
+        }
+        assert!(leaked(&mut model));
+        serve(&mut model, &[(0..=8_191, nodes[1])], &[], 61_000);
+        read(&mut model, nodes[1], &lock, 62_000, held(1, 1, Some(838_000)));
+        assert!(leaked(&mut model));
     }
 
     #[test]

@@ -110,10 +110,11 @@ impl Model {
         }
     }
 
-    /// Forgets which agents and holders are gone according to the holder registry, since it cannot be read.
+    /// Forgets which agents and holders are gone according to the holder registry, if it has not been readable for long.
     pub(super) fn agents_unreadable(&mut self, scope_id: ScopeId) {
+        let now = self.ticked;
         let scope = &mut self.scopes[scope_id.0];
-        if scope.clients.forget_agents() {
+        if scope.clients.unreported(now) {
             scope.locks.iter_mut().for_each(|(_, entry)| entry.record.forget_denials());
             self.update_gone_holders(scope_id);
         }

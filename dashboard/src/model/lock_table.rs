@@ -19,20 +19,13 @@ pub(super) struct LockEntry {
     pub(super) clients: u64,
     pub(super) due: Option<Due>,
     /// The key of the lock in the index of free locks.
-    free: Option<FreeSince>,
+    free: Option<Moment>,
 }
 
 impl LockEntry {
     pub(super) fn new(record: Record) -> Self {
         Self { record, published: None, clients: 0, due: None, free: None }
     }
-}
-
-/// The instant at which a lock became free, and whether it is in trouble.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FreeSince {
-    at: Moment,
-    in_trouble: bool,
 }
 
 /// The free locks of a scope, each part in the order in which they became free.
@@ -43,9 +36,30 @@ pub(super) struct FreeLocks {
 }
 
 impl FreeLocks {
-    /// Returns the locks among which such a lock is.
-    fn with(&mut self, free: FreeSince) -> &mut BTreeSet<(Moment, LockName)> {
-        if free.in_trouble { &mut self.in_trouble } else { &mut self.sound }
+    /// Moves a lock from its place, if it was free since `before`, to that of a lock that is free since `now`, if any.
+    fn update(
+        &mut self,
+        name: &LockName,
+        before: Option<Moment>,
+        now: Option<Moment>,
+        in_trouble: bool,
+    ) {
+        if before == now && !in_trouble && self.in_trouble.is_empty() {
+            return;
+        }
+        if let Some(before) = before {
+            let key = (before, name.clone());
+            if now == Some(before) && self.in_trouble.contains(&key) == in_trouble {
+                return;
+            }
+            if !self.sound.remove(&key) {
+                self.in_trouble.remove(&key);
+            }
+        }
+        if let Some(now) = now {
+            let part = if in_trouble { &mut self.in_trouble } else { &mut self.sound };
+            part.insert((now, name.clone()));
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -133,9 +147,7 @@ impl LockTable {
     pub(super) fn move_out(&mut self, name: &LockName) -> Option<LockEntry> {
         let mut entry = *self.entries.remove(name)?;
         entry.due = None;
-        if let Some(free) = entry.free.take() {
-            self.free.with(free).remove(&(free.at, name.clone()));
-        }
+        self.free.update(name, entry.free.take(), None, false);
         self.possible.remove(name);
         self.with_named_waiters.remove(name);
         self.awaited.remove(name);
@@ -168,16 +180,9 @@ impl LockTable {
         } else {
             self.acknowledged.remove(name);
         }
-        let free = (!record.is_held())
-            .then(|| FreeSince { at: record.free_since(), in_trouble: record.is_in_trouble() });
-        if entry.free != free {
-            if let Some(before) = std::mem::replace(&mut entry.free, free) {
-                self.free.with(before).remove(&(before.at, name.clone()));
-            }
-            if let Some(free) = free {
-                self.free.with(free).insert((free.at, name.clone()));
-            }
-        }
+        let free = (!record.is_held()).then(|| record.free_since());
+        let in_trouble = record.is_in_trouble();
+        self.free.update(name, std::mem::replace(&mut entry.free, free), free, in_trouble);
     }
 
     /// Marks a lock, so that the next snapshot contains a new view of it.

@@ -142,7 +142,11 @@ impl RefusalReader {
                     full_at = Some(now);
                 }
                 let full = full_at.is_some_and(|at| now.duration_since(at) < FULL_FOR);
-                self.found.send_replace(refusal.or(full.then_some(Refusal::Memory)));
+                self.found.send_replace(if full {
+                    refusal.or(Some(Refusal::Memory))
+                } else {
+                    refusal
+                });
             }
             tokio::time::sleep(INTERVAL).await;
         }

@@ -54,7 +54,12 @@ impl Record {
                     if times(&case, verdict.problem) > old.times {
                         effects.push(self.detected(verdict));
                     }
-                    raised.push(*verdict);
+                    // The history has the latest of several expiries; each late renewal would fill it.
+                    if verdict.problem == ProblemKind::Expired {
+                        raised.push(*verdict);
+                    } else if old.certainty != verdict.certainty {
+                        raised.push(Verdict { since: old.since, ..*verdict });
+                    }
                     problems.push(explain(&case, Verdict { since: old.since, ..*verdict }));
                     changed = true;
                 }

@@ -94,6 +94,13 @@ impl Record {
         changed
     }
 
+    /// Returns the clients of its holds and waiters.
+    pub fn clients(&self) -> impl Iterator<Item = ClientId> {
+        let waiters = self.cold.iter().flat_map(|cold| cold.waiting.waiters());
+        let waiters = waiters.map(|waiter| waiter.id.client);
+        self.holds.iter().map(|hold| hold.id.client).chain(waiters)
+    }
+
     /// Marks the view as outdated if one of those clients holds the lock or waits for it. Returns whether it was
     /// marked.
     pub fn redraw_if(&mut self, concerned: impl Fn(&ClientId) -> bool) -> bool {

@@ -70,16 +70,15 @@ fn without_lists_of_clients_none_is_alive_or_gone_for_long() {
         let mut model = with_gone_client();
         list_clients(&mut model, 40_000, Some(before));
         let mut found = |ms: u64| {
-            read(&mut model, "a", ms, held(1, 1, Some(900_000 - ms)));
+            list_clients(&mut model, ms, None);
+            read(&mut model, "a", ms, held(1, 1, Some(3_600_000 - ms)));
             let view = shown(&mut model, "a").unwrap();
-            let known = (problems(&view), alive(&view));
-            list_clients(&mut model, ms + 15_000, None);
-            known
+            (problems(&view), alive(&view))
         };
         let known = (problem.into_iter().collect(), Some(problem.is_none()));
-        assert_eq!(found(40_000), known);
-        assert_eq!(found(60_000), known, "one list may be missing");
-        assert_eq!(found(80_000), (vec![], None));
+        assert_eq!(found(41_000), known);
+        assert_eq!(found(630_000), known, "clients do not come back by not being listed");
+        assert_eq!(found(641_000), (vec![], None));
     }
 }
 
@@ -91,11 +90,11 @@ fn a_client_that_monitor_has_just_shown_is_alive_without_lists_of_clients() {
     traffic(&mut model, 90_000, vec![refused]);
     let mut alive_after = |ms| {
         list_clients(&mut model, ms, None);
-        read(&mut model, "a", ms, held(1, 1, Some(900_000)));
+        read(&mut model, "a", ms, held(1, 1, Some(3_600_000)));
         alive(&shown(&mut model, "a").unwrap())
     };
-    assert_eq!(alive_after(100_000), Some(true));
-    assert_eq!(alive_after(121_000), None);
+    assert_eq!(alive_after(660_000), Some(true));
+    assert_eq!(alive_after(691_000), None);
 }
 
 #[test]
@@ -119,9 +118,13 @@ fn without_reports_of_agents_none_is_alive_or_gone() {
             (problems(&view).len(), alive(&view))
         };
         assert_eq!(found(&mut model), (usize::from(!published), Some(published)));
-        model.observe(MAIN, Observation::AgentsUnreadable);
-        read(&mut model, "a", 61_000, held(1, 1, Some(839_000)));
-        assert_eq!(found(&mut model), (0, None), "{agent:?} {published}");
+        let before = found(&mut model);
+        for (ms, expected) in [(61_000, before), (600_000, before), (662_000, (0, None))] {
+            model.tick(at(ms));
+            model.observe(MAIN, Observation::AgentsUnreadable);
+            read(&mut model, "a", ms, held(1, 1, Some(900_000 - ms)));
+            assert_eq!(found(&mut model), expected, "{agent:?} {published} {ms}");
+        }
     }
 }
 

@@ -340,6 +340,11 @@ fn a_watchdog_that_renews_late_each_time_is_one_problem_with_a_count() {
         apply(&mut model, from + 16_999, &Step::Held(1, Some(30_000)));
         assert_eq!(overdue(&mut model).is_some(), turn > 0, "{turn}");
     }
+    let is_stored = |entry: &ArchiveEntry| {
+        matches!(entry, ArchiveEntry::Problem(_, ProblemKind::RenewalOverdue, ..))
+    };
+    let stored = archived(&mut model).iter().filter(|entry| is_stored(entry)).count();
+    assert_eq!(stored, 2, "its beginnings");
     let found = overdue(&mut model).unwrap().evidence[0].text.clone();
     assert!(found.contains("missed a renewal 10 times, the latest with 13.1 s left"), "{found}");
     let view = shown(&mut model, "a").unwrap();
