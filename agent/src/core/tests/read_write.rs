@@ -165,6 +165,20 @@ fn the_entries_of_a_restored_reader_keep_their_leases() {
 }
 
 #[test]
+fn a_reader_that_does_not_wait_gets_the_error_that_keeps_it_from_the_readers() {
+    let mut world = World::new();
+    let (first, second, third) = (world.open(), world.open(), world.open());
+    world.lock_as(first, "x", Kind::Read);
+    world.network = Network::Down;
+    let read = |wait| Command::Lock(LockRequest { kind: Kind::Read, wait, ..lock_command("x") });
+    world.command(second, read(Wait::AtMost(Duration::from_secs(60))));
+    world.pass(SLOW * 4);
+    world.command(third, read(Wait::AtMost(Duration::ZERO)));
+    world.pass(SLOW);
+    assert_eq!(world.reply(third), "UNAVAILABLE");
+}
+
+#[test]
 fn a_writer_behind_local_readers_times_out_despite_the_earlier_error_of_a_reader() {
     let mut world = World::new();
     let (first, second, writer) = (world.open(), world.open(), world.open());

@@ -492,3 +492,17 @@ fn the_problem_of_a_hash_that_only_looks_like_a_lock_is_still_acknowledged() {
     assert!(found.acknowledged.is_some(), "{found:?}");
     assert!(!archived(&mut model).iter().any(|entry| matches!(entry, ArchiveEntry::Cleared(..))));
 }
+
+#[test]
+fn a_leak_after_a_release_is_not_the_acknowledged_one_of_an_earlier_run() {
+    let leaked = RestoredLock { holds: Vec::new(), ..acknowledged(ProblemKind::Leaked) };
+    let mut model = model();
+    model.restore([(id("a"), leaked)].into(), SteadyMillis(0));
+    release(&mut model, "a", 499_000);
+    for ms in [500_000, 510_000] {
+        read(&mut model, "a", ms, held(2, 1, None));
+    }
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(problems(&view), [ProblemKind::Leaked]);
+    assert!(view.problems[0].acknowledged.is_none(), "{view:?}");
+}
