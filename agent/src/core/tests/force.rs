@@ -32,6 +32,8 @@ fn holders<S: Scenario>(world: &World<S>, server: usize) -> Vec<HolderId> {
     fields.iter().filter_map(|(field, _)| HolderId::parse(field.as_bytes())).collect()
 }
 
+const LOADING: &str = "LOADING Redis is loading the dataset in memory";
+
 /// Lets an operator of the first agent release `x`, for which the second agent waits. Once the second agent has the lock on
 /// every server, the first one's connections break, before it has received an answer.
 fn break_after_force<S: Scenario>(world: &mut World<S>, operator: ConnectionId) {
@@ -56,7 +58,7 @@ fn break_after_force<S: Scenario>(world: &mut World<S>, operator: ConnectionId) 
 
 #[test]
 fn a_forced_release_whose_answer_was_lost_is_reported_as_unknown() {
-    for after in ["back", "silent", "read-only"] {
+    for after in ["back", "silent", "loading"] {
         let mut world = kinds::World::new(7, 1, 2, |settings| settings.red = None);
         let (a, operator, b) = (world.open(0), world.open(0), world.open(1));
         for (agent, session) in [(0, a), (1, b)] {
@@ -67,7 +69,7 @@ fn a_forced_release_whose_answer_was_lost_is_reported_as_unknown() {
         break_after_force(&mut world, operator);
         match after {
             "silent" => world.freeze(0, LATER * 2),
-            "read-only" => world.servers[0].redis.read_only = true,
+            "loading" => world.servers[0].refuses = Some(LOADING),
             _ => {}
         }
         world.pass(LATER);
@@ -78,7 +80,7 @@ fn a_forced_release_whose_answer_was_lost_is_reported_as_unknown() {
 
 #[test]
 fn a_forced_release_of_a_red_lock_whose_answers_were_lost_is_reported_as_unknown() {
-    for after in ["back", "silent", "read-only"] {
+    for after in ["back", "silent", "loading"] {
         let mut world = red::World::new(7, 3, 2, |_| {});
         let (a, operator, b) = (world.open(0), world.open(0), world.open(1));
         for (agent, session) in [(0, a), (1, b)] {
@@ -89,7 +91,7 @@ fn a_forced_release_of_a_red_lock_whose_answers_were_lost_is_reported_as_unknown
         for server in 0..3 {
             match after {
                 "silent" => world.freeze(server, LATER * 2),
-                "read-only" => world.servers[server].redis.read_only = true,
+                "loading" => world.servers[server].refuses = Some(LOADING),
                 _ => {}
             }
         }

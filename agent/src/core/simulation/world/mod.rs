@@ -102,6 +102,8 @@ pub(in crate::core) struct Server {
     pub(in crate::core) slow: u64,
     /// The extra delay of replies, but not of messages, in microseconds.
     answers_later: u64,
+    /// The error with which it refuses all scripts, if it does.
+    pub(in crate::core) refuses: Option<&'static str>,
     /// The number of scripts that it served.
     pub(in crate::core) served: u64,
     subscriptions: BTreeSet<(Vec<u8>, usize)>,
@@ -208,6 +210,7 @@ impl<S: Scenario> World<S> {
             clock_ahead_ms: 0,
             slow: 0,
             answers_later: 0,
+            refuses: None,
             served: 0,
             subscriptions: BTreeSet::new(),
         };

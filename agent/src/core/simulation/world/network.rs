@@ -92,9 +92,10 @@ impl<S: Scenario> World<S> {
         server.served += 1;
         server.redis.subscribers = server.subscribers();
         let read_only = self.replication.as_ref().is_some_and(|state| state.is_read_only(node));
-        let (served, written) = if read_only {
-            let reply = Err("READONLY You can't write against a read only replica.".to_owned());
-            (Served { reply, published: Vec::new() }, None)
+        let read_only =
+            read_only.then_some("READONLY You can't write against a read only replica.");
+        let (served, written) = if let Some(error) = read_only.or(server.refuses) {
+            (Served { reply: Err(error.to_owned()), published: Vec::new() }, None)
         } else {
             let served = server.redis.serve(&packet.call);
             (served, self.replicate(node))
