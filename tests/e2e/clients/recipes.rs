@@ -252,6 +252,15 @@ async fn the_worker_outlives_an_agent_that_drains(program: &Program) -> Result<(
     let relay = Relay::start(&stage.agent.socket())?;
     let mut worker = Running::start(program, stage.place.path(), &relay.socket())?;
     worker.says(&format!("working on {LOCK}")).await?;
+    // A draining agent accepts no other connection: without its second one the worker would resume its session first.
+    eventually("it to listen for events", async || {
+        let listens = (0..relay.made()).map(|number| relay.commands(number));
+        let commands = listens.collect::<Result<Vec<_>>>()?.concat();
+        let listens = |command: &String| command.starts_with("EVENTS ") || command.contains("PUSH");
+        ensure!(commands.iter().any(listens), "{commands:?}");
+        Ok(())
+    })
+    .await;
     let _keeper = stage.drain().await?;
     // It reenters the lock for this, which the agent refuses.
     writeln!(worker.orders.as_mut().context("there are no more")?, "one")?;
