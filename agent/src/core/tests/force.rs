@@ -56,9 +56,24 @@ fn break_after_force<S: Scenario>(world: &mut World<S>, operator: ConnectionId) 
     }
 }
 
+/// Asserts that a forced release is reported as unknown whose answers are lost, before every server is in this state.
+fn is_unknown<S: Scenario>(world: &mut World<S>, operator: ConnectionId, state: &str) {
+    break_after_force(world, operator);
+    for server in 0..world.servers.len() {
+        match state {
+            "silent" => world.freeze(server, LATER * 2),
+            "loading" => world.servers[server].refuses = Some(LOADING),
+            _ => {}
+        }
+    }
+    world.pass(LATER);
+    assert_eq!(reply(world, 0, operator), "UNAVAILABLE", "{state}");
+    assert_eq!(world.audited, [false], "{state}");
+}
+
 #[test]
 fn a_forced_release_whose_answer_was_lost_is_reported_as_unknown() {
-    for after in ["back", "silent", "loading"] {
+    for state in ["back", "silent", "loading"] {
         let mut world = kinds::World::new(7, 1, 2, |settings| settings.red = None);
         let (a, operator, b) = (world.open(0), world.open(0), world.open(1));
         for (agent, session) in [(0, a), (1, b)] {
@@ -66,38 +81,20 @@ fn a_forced_release_whose_answer_was_lost_is_reported_as_unknown() {
             world.command(agent, session, Command::Lock(request));
             world.pass(MOMENT * 500);
         }
-        break_after_force(&mut world, operator);
-        match after {
-            "silent" => world.freeze(0, LATER * 2),
-            "loading" => world.servers[0].refuses = Some(LOADING),
-            _ => {}
-        }
-        world.pass(LATER);
-        assert_eq!(reply(&mut world, 0, operator), "UNAVAILABLE", "{after}");
-        assert_eq!(world.audited, [false], "{after}");
+        is_unknown(&mut world, operator, state);
     }
 }
 
 #[test]
 fn a_forced_release_of_a_red_lock_whose_answers_were_lost_is_reported_as_unknown() {
-    for after in ["back", "silent", "loading"] {
+    for state in ["back", "silent", "loading"] {
         let mut world = red::World::new(7, 3, 2, |_| {});
         let (a, operator, b) = (world.open(0), world.open(0), world.open(1));
         for (agent, session) in [(0, a), (1, b)] {
             world.command(agent, session, red_lock("x", Wait::Forever, None));
             world.pass(MOMENT * 500);
         }
-        break_after_force(&mut world, operator);
-        for server in 0..3 {
-            match after {
-                "silent" => world.freeze(server, LATER * 2),
-                "loading" => world.servers[server].refuses = Some(LOADING),
-                _ => {}
-            }
-        }
-        world.pass(LATER);
-        assert_eq!(reply(&mut world, 0, operator), "UNAVAILABLE", "{after}");
-        assert_eq!(world.audited, [false], "{after}");
+        is_unknown(&mut world, operator, state);
     }
 }
 

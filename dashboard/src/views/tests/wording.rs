@@ -269,7 +269,7 @@ fn every_page_reports_a_cluster_that_is_only_partly_visible() {
 fn every_page_reports_a_redis_that_refuses_writes() {
     let mut page = overview(Vec::new());
     let sentences = [
-        "Redis is full and grants no locks</strong> 127.0.0.1:6379 (main) uses all of its maxmemory",
+        "Redis is full and grants no locks</strong> 127.0.0.1:6379 (main) has used all of its maxmemory",
         "cannot save its data and refuses all writes</strong> 127.0.0.1:6379 (main) answers MISCONF:",
         "lacks replicas and refuses all writes</strong> 127.0.0.1:6379 (main) answers NOREPLICAS,",
     ];
