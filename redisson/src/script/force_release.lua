@@ -66,11 +66,12 @@ else
   removed = call_next_waiter()
 end
 for i = first, last, 4 do
-  for n = 1, math.min(tonumber(ARGV[i + 1]), tonumber(ARGV[4])) do
-    call('DEL', ARGV[i + 2] .. ':' .. n)
-  end
   if ARGV[i + 3] ~= '' then
     say('PUBLISH', ARGV[i + 3], ARGV[i] .. ' ' .. lock)
+  end
+  -- The lock is gone, so a marker that cannot be removed must not fail the script; it expires by itself.
+  for n = 1, mode and math.min(tonumber(ARGV[i + 1]), tonumber(ARGV[4])) or 0 do
+    redis.pcall('DEL', ARGV[i + 2] .. ':' .. n)
   end
 end
 return {1, removed, publish_error}

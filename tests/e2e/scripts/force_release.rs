@@ -198,6 +198,27 @@ async fn a_read_write_lock_is_deleted_with_its_markers() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_account_that_may_not_remove_markers_releases_the_lock_all_the_same() -> Result<()> {
+    for mode in [None, Some("read")] {
+        let mut bench = Bench::new().await?;
+        let lock = name("a");
+        let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
+        match mode {
+            None => drop(bench.acquire(&lock, ours(1), 5_000).await?),
+            Some(_) => {
+                bench.call(&script::acquire_read(&lock, &ours(1), lease(5_000), None)).await?;
+            }
+        }
+        bench.client.call("ACL SETUSER default resetkeys ~a ~redisson_*").await?.ok()?;
+        let seen = hash(&[holder(ours(1), 1)], mode);
+        assert_eq!(bench.force(&lock, &seen).await?, ForceReleaseOutcome::Released, "{mode:?}");
+        assert_eq!(bench.client.call("EXISTS a").await?.int()?, 0);
+        assert_eq!(messages(&mut agent).await?, [format!("{} a", ours(1))], "{mode:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_reader_is_released_with_its_markers_and_the_last_frees_the_lock() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
