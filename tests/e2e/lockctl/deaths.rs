@@ -4,7 +4,7 @@ use anyhow::Result;
 use harness::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Desk, guard, is_there, kill, until_gone};
+use super::{Desk, children, guard, is_there, kill, until_gone};
 
 /// Checks repeatedly that the lock is held as long as one of these processes is alive.
 async fn held_while_alive(desk: &mut Desk, pids: &[Pid]) -> Result<()> {
@@ -37,6 +37,38 @@ async fn when_lockctl_is_killed_the_lock_stays_until_grandchildren_have_ended() 
         pids.push(desk.pid(mark).await?);
     }
     run.0.kill()?;
+    held_while_alive(&mut desk, &pids).await
+}
+
+async fn until_stopped(pid: Pid) {
+    eventually("the stop of a process", async || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        anyhow::ensure!(stat.contains(") T "), "{stat}");
+        Ok(())
+    })
+    .await;
+}
+
+/// The steps are those of docs/runbooks/frozen.md.
+#[tokio::test]
+async fn a_stopped_guard_that_is_terminated_keeps_the_lock_until_its_command_has_ended()
+-> Result<()> {
+    let mut desk = Desk::new().await?;
+    let script = "setsid sh -c 'trap \"\" TERM; echo $$ > apart; while :; do sleep 0.05; done' & \
+        trap 'echo > asked' TERM; echo $$ > shell; while :; do sleep 0.05; done";
+    let run = desk.exec("--kill-after 1s a", script)?;
+    let pids = [desk.pid("apart").await?, desk.pid("shell").await?];
+    let guard = guard(&run)?;
+    kill_process(guard, Signal::STOP)?;
+    until_stopped(guard).await;
+    kill_process(guard, Signal::TERM)?;
+    kill_process(guard, Signal::CONT)?;
+    desk.mark("asked").await;
+    assert!(!desk.bench.is_free("a").await?, "the command works on");
+    // `pkill -KILL -P <pid>`
+    for child in children(guard)? {
+        kill(child)?;
+    }
     held_while_alive(&mut desk, &pids).await
 }
 
@@ -98,12 +130,7 @@ async fn a_lock_that_is_granted_while_lockctl_ends_is_released_despite_its_grace
     // The guard is about to learn of the grant when it finds that lockctl has been killed.
     let guard = guard(&run)?;
     kill_process(guard, Signal::STOP)?;
-    eventually("the stop of the guard", async || {
-        let stat = std::fs::read_to_string(format!("/proc/{guard}/stat"))?;
-        anyhow::ensure!(stat.contains(") T "), "{stat}");
-        Ok(())
-    })
-    .await;
+    until_stopped(guard).await;
     other.call("UNLOCK a").await?.ok()?;
     run.0.kill()?;
     kill_process(guard, Signal::CONT)?;
