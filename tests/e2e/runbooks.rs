@@ -240,6 +240,16 @@ async fn a_lock_is_released_by_hand() -> Result<()> {
 }
 
 #[tokio::test]
+
+    // A read lock may have other readers, and the next waiter of a fair lock listens on another channel.
+    direct.call("HSET docs mode read some:1 1 other:1 1").await?.ok()?;
+    direct.call("HSET printer some:1 1").await?.ok()?;
+    direct.call("RPUSH redisson_lock_queue:{printer} other:1").await?.ok()?;
+    for (name, kind) in [("docs", "read or write lock"), ("printer", "fair lock with a queue")] {
+        let said = first_line(&script.replace("'a{b}c'", name)).await?;
+        assert_eq!(said, format!("a {kind}, nothing done"));
+        assert_eq!(direct.call(&format!("EXISTS {name}")).await?, Reply::Int(1));
+    }
 async fn the_documented_source_identifies_who_released_by_force() -> Result<()> {
     let redis = RedisServer::start().await?;
     let mut agent = Agent::start(&redis).await?;
