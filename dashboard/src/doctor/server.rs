@@ -137,7 +137,7 @@ impl ServerState {
             );
         }
         if let Some(evidence) = self.eviction() {
-            let next = "Run `redis-cli CONFIG SET maxmemory-policy noeviction`, or give locks a Redis of their own: docs/runbooks/redis-evicts.md.";
+            let next = "Give locks a Redis of their own or, while its memory is far from full, run `redis-cli CONFIG SET maxmemory-policy noeviction`: docs/runbooks/redis-evicts.md.";
             add(FindingId::Evicts, Severity::Problem, evidence, next);
         }
         if let Some(refusal) = Refusal::find(&self.info, &self.settings) {
