@@ -86,10 +86,13 @@ async fn everything_named_in_runbooks_exists() -> Result<()> {
     let folder = history.path().display().to_string();
     let dashboard = Dashboard::start(&redis.url(), &["--history-dir", &folder]).await?;
     let mut flags = String::new();
-    for command in ["lockscope-agent", "lockscope-dashboard", "lockctl unlock"] {
+    for command in ["lockscope-agent", "lockscope-dashboard", "lockctl unlock", "redis-cli"] {
         let (program, verb) = command.split_once(' ').unwrap_or((command, ""));
         let verb = (!verb.is_empty()).then_some(verb);
-        let program = programs::path(program)?;
+        let program = match program {
+            "redis-cli" => program.into(),
+            ours => programs::path(ours)?,
+        };
         let output = Command::new(program).args(verb).arg("--help").output().await?;
         flags.push_str(&String::from_utf8_lossy(&output.stdout));
     }
@@ -165,18 +168,19 @@ async fn commands_in_runbooks_work() -> Result<()> {
                 continue;
             }
             let socket = agent.socket().display().to_string();
+            let host = format!("127.0.0.1 -p {}", redis.port());
             let command = span
                 .trim_start_matches("redis-cli ")
                 .replace("-s <socket>", &format!("-s {socket}"))
                 .replace("-s /run/lockscope/agent.sock", &format!("-s {socket}"))
-                .replace("-u <url>", &format!("-u {}", redis.url()))
+                .replace("HOST -p PORT --user USER", &format!("{host} --user default"))
                 .replace("-u <url of a node>", &format!("-u {node}"))
                 .replace("<address of a node>", node.trim_start_matches("redis://"))
                 .replace("<glob>", "orders:*")
                 .replace("<id>", &id)
                 .replace("NAME", "orders:1");
             assert!(!command.contains('<'), "{book}: what is meant by {span}?");
-            let to = if command.starts_with("-s ") || command.starts_with("-u ") {
+            let to = if ["-s ", "-u ", "-h "].iter().any(|flag| command.starts_with(flag)) {
                 String::new()
             } else {
                 format!("-p {} ", redis.port())
@@ -236,10 +240,6 @@ async fn a_lock_is_released_by_hand() -> Result<()> {
     let script = script.replace(&format!("orders:1 {}", service.holder), "'a{b}c' some:1");
     assert_eq!(first_line(&script).await?, "released");
     assert_eq!(sharded.reply().await?.ok()?.items()?[2].text(), "0");
-    Ok(())
-}
-
-#[tokio::test]
 
     // A read lock may have other readers, and the next waiter of a fair lock listens on another channel.
     direct.call("HSET docs mode read some:1 1 other:1 1").await?.ok()?;
@@ -250,6 +250,10 @@ async fn a_lock_is_released_by_hand() -> Result<()> {
         assert_eq!(said, format!("a {kind}, nothing done"));
         assert_eq!(direct.call(&format!("EXISTS {name}")).await?, Reply::Int(1));
     }
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_documented_source_identifies_who_released_by_force() -> Result<()> {
     let redis = RedisServer::start().await?;
     let mut agent = Agent::start(&redis).await?;
