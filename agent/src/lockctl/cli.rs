@@ -70,7 +70,8 @@ pub(crate) enum Verb {
     },
     /// Follow one lock step by step, as Redis runs its commands; needs a dashboard
     ///
-    /// The dashboard opens MONITOR, which costs Redis a little for every command of every client, for as long as this runs.
+    /// The dashboard opens MONITOR, however busy Redis is. That costs time for every command of every client, for as long
+    /// as this runs.
     Tail(TailArgs),
     /// Release a lock by force, no matter which client holds it (root and the agent's user only)
     ///
