@@ -85,7 +85,8 @@ func Socket(path string) AgentOption { return func(a *Agent) { a.path = path } }
 // Grace sets how long holds outlive a lost connection or a restart of the agent, a minute by default; 0 disables that.
 func Grace(grace time.Duration) AgentOption { return func(a *Agent) { a.grace = grace } }
 
-// NewAgent returns the agent behind LOCKSCOPE_SOCKET, else /run/lockscope/agent.sock. It connects with the first lock.
+// NewAgent returns the agent behind LOCKSCOPE_SOCKET, else /run/lockscope/agent.sock, else $XDG_RUNTIME_DIR/lockscope/agent.sock.
+// It connects with the first lock.
 func NewAgent(opts ...AgentOption) *Agent {
 	a := &Agent{path: usualSocket(), grace: defaultGrace, sessions: map[*session]struct{}{}}
 	for _, set := range opts {

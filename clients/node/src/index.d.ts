@@ -14,7 +14,7 @@ export interface LockOptions {
 }
 
 export interface AgentOptions {
-  /** The agent's socket. Default: `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`. */
+  /** The agent's socket. Default: `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`, else the one in `$XDG_RUNTIME_DIR`. */
   socket?: string;
   /** The time for which holds outlive a lost connection or a restart of the agent, in milliseconds; 0 disables this. */
   grace?: number;

@@ -20,7 +20,8 @@ const GRACE: Duration = Duration::from_secs(60);
 pub struct Agent(Arc<Pool>);
 
 impl Agent {
-    /// Returns the agent behind `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`. It connects with the first lock.
+    /// Returns the agent behind `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`, else
+    /// `$XDG_RUNTIME_DIR/lockscope/agent.sock`. It connects with the first lock.
     #[must_use]
     pub fn new() -> Self {
         Self::builder().build()

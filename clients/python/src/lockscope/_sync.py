@@ -278,7 +278,8 @@ class Agent:
     """The agent of this host. One object serves all threads of a process."""
 
     def __init__(self, socket: "Optional[Union[str, os.PathLike[str]]]" = None, *, grace: float = aio.GRACE) -> None:
-        """Create an agent object. `socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`.
+        """Create an agent object. `socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`, else the one in
+        `$XDG_RUNTIME_DIR`.
 
         `grace` is the number of seconds for which holds outlive a lost connection or a restart of the agent; 0 disables
         this.

@@ -103,7 +103,8 @@ class Agent:
     """The agent of this host, as seen from one event loop at a time."""
 
     def __init__(self, socket: "Optional[Union[str, os.PathLike[str]]]" = None, *, grace: float = GRACE) -> None:
-        """Create an agent object. `socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`.
+        """Create an agent object. `socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`, else the one in
+        `$XDG_RUNTIME_DIR`.
 
         `grace` is the number of seconds for which holds outlive a lost connection or a restart of the agent; 0 disables
         this.

@@ -48,8 +48,8 @@ public final class Agent implements AutoCloseable {
     private boolean closed;
 
     /**
-     * Creates an object for the agent at {@code LOCKSCOPE_SOCKET}, else at {@code /run/lockscope/agent.sock}. It
-     * connects when it acquires the first lock.
+     * Creates an object for the agent at {@code LOCKSCOPE_SOCKET}, else at {@code /run/lockscope/agent.sock}, else at
+     * {@code $XDG_RUNTIME_DIR/lockscope/agent.sock}. It connects when it acquires the first lock.
      */
     public Agent() {
         this(defaultSocket());
