@@ -20,7 +20,7 @@ pub(crate) fn print(verdict: &Verdict, json: bool) -> Result<()> {
         return Ok(());
     }
     println!(
-        "| fault | times | grants | overlaps | worst report of a loss | worst time to serve |"
+        "| fault | times | grants | overlaps that break a rule | worst report of a loss | worst time to serve |"
     );
     println!("| --- | --- | --- | --- | --- | --- |");
     for (name, row) in &verdict.faults {
