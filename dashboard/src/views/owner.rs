@@ -12,7 +12,6 @@ use super::row::{Row, client_words, unverified_remark};
 use super::shell::RawKey;
 use super::{OwnerPage, links};
 use crate::query::with_term;
-use crate::text;
 
 /// The client's facts at a glance.
 #[derive(Template)]
@@ -143,8 +142,7 @@ pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
 
 /// Returns the owner's name, or the beginning of its id.
 fn name(page: &OwnerPage) -> String {
-    let id = text::visible(page.owner.id.as_bytes());
-    OwnerName::remembered(&page.owner.deployment, &id, &page.chrome.names).text
+    OwnerName::remembered(&page.owner.deployment, &page.owner.id, &page.chrome.names).text
 }
 
 /// Returns the document's title.

@@ -369,3 +369,14 @@ fn the_locks_of_an_owner_are_found_whatever_its_id_is_and_only_in_its_deployment
     let html = owner_page(&page).unwrap();
     assert!(html.contains("filter=owner:%22foo%20bar:1%22%20deployment:main\""), "{html}");
 }
+
+#[test]
+fn an_owner_without_a_name_is_called_the_same_on_its_page_as_in_lists() {
+    let mut lock = stuck();
+    lock.holders[0].id = "worker\\1\u{202e}".into();
+    let shown = "worker\\\\1\\u{202e}";
+    let page = owner_page(&owner(&lock)).unwrap();
+    assert!(page.contains(&format!("Owner {shown} · ")), "{page}");
+    let owners = list_page(&list::<OwnerRow>(vec![lock])).unwrap();
+    assert!(owners.contains(&format!(">{shown}<")), "{owners}");
+}
