@@ -1,6 +1,7 @@
 // Keeps an open page up to date. The page is complete without this script. With it, patches arrive over the stream named by
 // `data-live` on its body, each a JSON object with some of:
 //   now      the dashboard's clock, epoch milliseconds (always)
+//   set      the milliseconds by which the wall clock has been set since the dashboard's start (always)
 //   full     the stream's first event: it holds everything; build: which program made it
 //   title    the document's title
 //   rows     {id: html}: table rows, new or changed: a start tag and cells, each on a line

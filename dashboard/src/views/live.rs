@@ -9,6 +9,7 @@
 //! | member | meaning |
 //! | --- | --- |
 //! | `now` | the dashboard's clock, epoch milliseconds; always present |
+//! | `set` | the milliseconds by which the wall clock has been set since the dashboard's start; always present |
 //! | `full` | true in a stream's first event, which contains everything: anything that it does not name is gone |
 //! | `build` | in full events: [`super::assets::build`], so that a page of an older program notices the change |
 //! | `title` | the document's title, when changed |
@@ -19,7 +20,7 @@
 //! | `regions` | `{id: html}`: the new content of an element of the page |
 //! | `unread` | the age of the page in milliseconds, if the history that it shows cannot be read now |
 //!
-//! An event is sent at least every [`BEAT_MS`], with only `now` and `unread` if necessary ([`beat`]). Comments would be
+//! An event is sent at least every [`BEAT_MS`], with only `now`, `set` and `unread` if necessary ([`beat`]). Comments would be
 //! invisible to a page's script, which treats a longer silence as a lost connection.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
