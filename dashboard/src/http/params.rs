@@ -253,10 +253,10 @@ pub struct EventsParams {
     /// The lock's name. The default is all locks.
     #[param(min_length = 1, example = "orders:42")]
     pub name: Option<String>,
-    /// The name in base64, if it is not UTF-8 or has the character U+FFFD.
+    /// The name in base64 (standard or URL-safe), if it is not UTF-8 or has the character U+FFFD.
     #[param(
-        min_length = 4,
-        pattern = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})$"
+        min_length = 2,
+        pattern = "^(?:[A-Za-z0-9+/_-]{4})*(?:[A-Za-z0-9+/_-]{2}(?:==)?|[A-Za-z0-9+/_-]{3}=?|[A-Za-z0-9+/_-]{4})$"
     )]
     pub name64: Option<String>,
     /// The language of the page's filter box: words and globs for the name; prefix: owner: host: service: event: problem:
