@@ -373,6 +373,7 @@ impl Record {
         }
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
         for hold in std::mem::take(&mut self.holds) {
+            self.record_orphaned_reader(hold);
             let what = LockEvent::Vanished(self.field_of(hold.id), EndCause::Expired);
             self.end_with(hold, at, Source::Keyspace, what, effects);
             let last = self.stamp;
@@ -425,12 +426,9 @@ impl Record {
         if released || last.is_none() || self.is_held() {
             self.free_since = stamp.received.moment();
         }
-        let shared = self.mode.is_some();
         for hold in std::mem::take(&mut self.holds) {
             self.dirty = true;
-            if shared && !hold.id.write && hold.marker != Some(Marker::Missing) {
-                self.record_orphaned_reader(hold);
-            }
+            self.record_orphaned_reader(hold);
             if released {
                 continue;
             }
@@ -478,8 +476,11 @@ impl Record {
         self.ttl > Some(NEAR_END) && (self.fair || may_spin)
     }
 
-    /// Records a reader that held the lock when the lock vanished, since its markers may still exist.
+    /// Records a reader that held the lock when the lock vanished, if its markers may still exist. Other holds have none.
     fn record_orphaned_reader(&mut self, hold: Hold) {
+        if self.mode.is_none() || hold.id.write || hold.marker == Some(Marker::Missing) {
+            return;
+        }
         let readers = &mut self.cold().orphaned_readers;
         if readers.len() < MAX_ORPHANED_READERS {
             readers.push((hold.id, hold.count));

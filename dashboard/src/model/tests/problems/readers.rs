@@ -66,6 +66,30 @@ fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
 }
 
 #[test]
+fn markers_of_readers_whose_lock_expired_are_orphans_whatever_told_of_the_end() {
+    let id = HolderId::new(ClientId::from_random([9; 16]), 1);
+    for notified in [false, true] {
+        let companions =
+            Companions { markers: vec![(id, Marker::Persistent)], ..Companions::default() };
+        let holders = vec![Holder { id, count: 1 }];
+        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+        let ttl = Some(Duration::from_secs(5));
+        let mut model = model();
+        read(&mut model, "a", 0, Reading::Lock { hash, ttl, companions: companions.clone() });
+        if notified {
+            let expired =
+                Observation::KeyChanged { name: name("a"), expired: true, at: time(5_000) };
+            model.observe(MAIN, expired);
+        }
+        for ms in [5_100, 70_000] {
+            read(&mut model, "a", ms, Reading::Absent { companions: companions.clone() });
+        }
+        let view = shown(&mut model, "a").unwrap();
+        assert_eq!(problems(&view), [(ProblemKind::Orphan, CERTAIN)], "{notified}");
+    }
+}
+
+#[test]
 fn a_reader_that_leaves_others_behind_has_released_its_hold() {
     let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
     let readers = |model: &mut Model, ms, left: &[i64], markers: &[(i64, Marker)]| {
