@@ -326,7 +326,7 @@ mod tests {
         let pass = |model: &mut Model, node| {
             model.observe(
                 node,
-                Observation::ScanEnded { started: at(1), ended: time(1), skipped: 0 },
+                Observation::ScanEnded { started: at(1), ended: time(1), whole: true, skipped: 0 },
             );
             model.publish(SteadyMillis(1));
             model.snapshot.complete
@@ -340,7 +340,8 @@ mod tests {
     #[test]
     fn locks_without_room_at_a_node_that_has_left_are_not_counted() {
         let (mut model, nodes) = of_two();
-        let ended = Observation::ScanEnded { started: at(1), ended: time(1), skipped: 7 };
+        let ended =
+            Observation::ScanEnded { started: at(1), ended: time(1), whole: true, skipped: 7 };
         model.observe(nodes[0], ended);
         model.publish(SteadyMillis(1));
         assert_eq!(model.snapshot.possible_not_kept, 7);

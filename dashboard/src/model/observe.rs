@@ -75,8 +75,8 @@ impl Model {
             Observation::ServerDown => self.scopes[scope.0].server_down(),
             Observation::SlotsAssigned(served) => self.assign_slots(scope, &served),
             Observation::ScanBegan => self.scopes[scope.0].begin_pass(),
-            Observation::ScanEnded { started, ended, skipped } => {
-                self.scan_ended(scope, started, ended, skipped);
+            Observation::ScanEnded { started, ended, whole, skipped } => {
+                self.scan_ended(scope, (started, ended), whole, skipped);
             }
         }
     }
@@ -232,17 +232,23 @@ impl Model {
         }
     }
 
-    /// Applies the end of a scan of all keys. If the first scan had room for all locks, those that it did not find no
-    /// longer exist. Otherwise reading them shows that.
-    fn scan_ended(&mut self, scope: ScopeId, began: Moment, ended: Time, skipped: u64) {
+    /// Applies the end of a scan. If the first scan covered all keys and had room for all locks, those that it did not find
+    /// no longer exist. Otherwise reading them shows that.
+    fn scan_ended(
+        &mut self,
+        scope: ScopeId,
+        (began, ended): (Moment, Time),
+        whole: bool,
+        skipped: u64,
+    ) {
         let passed = &mut self.scopes[scope.0];
         let pass = passed.end_pass(began, skipped);
         self.stale |= pass.changed;
-        let whole = match passed.front {
+        let first = match passed.front {
             Some(front) => self.update_scanned(front).then_some(front),
             None => pass.is_first.then_some(scope),
         };
-        match whole.filter(|_| pass.kept_all) {
+        match first.filter(|_| whole && pass.kept_all) {
             Some(scope) => self.end_restored(scope, ended),
             None => self.read_restored(scope),
         }

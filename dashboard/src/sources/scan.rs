@@ -213,8 +213,8 @@ impl Scan {
         state.passes += 1;
         self.metrics.unreadable.set(i64::try_from(state.unreadable).unwrap_or(i64::MAX));
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
-        let (ended, skipped) = (Time::now(), state.possible.skipped());
-        let observation = Observation::ScanEnded { started, ended, skipped };
+        let (whole, skipped) = (self.settings.pattern.is_none(), state.possible.skipped());
+        let observation = Observation::ScanEnded { started, ended: Time::now(), whole, skipped };
         self.model.observe(self.scope.id, observation).await;
         Ok(())
     }

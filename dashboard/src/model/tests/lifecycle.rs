@@ -145,7 +145,10 @@ fn a_hold_that_a_scan_did_not_find_began_after_it() {
         model.observe(MAIN, Observation::Read { name, stamp: stamp(ms), source, reading });
     };
     scan(&mut model, "a", 100);
-    model.observe(MAIN, Observation::ScanEnded { started: at(50), ended: time(60), skipped: 0 });
+    model.observe(
+        MAIN,
+        Observation::ScanEnded { started: at(50), ended: time(60), whole: true, skipped: 0 },
+    );
     scan(&mut model, "b", 900);
     scan(&mut model, "c", 5_000);
     let mut exact = |lock: &str| shown(&mut model, lock).unwrap().holders[0].since.exact;
@@ -374,7 +377,10 @@ fn locks_beyond_the_limit_are_counted() {
     // That scan was aborted. Messages about locks without room are not counted.
     scan();
     (0..9).for_each(|_| release(&mut model, "lock:24", 30));
-    model.observe(MAIN, Observation::ScanEnded { started: at(0), ended: time(1), skipped: 0 });
+    model.observe(
+        MAIN,
+        Observation::ScanEnded { started: at(0), ended: time(1), whole: true, skipped: 0 },
+    );
     let (snapshot, delta) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept, delta.changed.len()), (10, 15, 10));
     assert!(snapshot.complete);
@@ -393,7 +399,8 @@ fn possible_locks_beyond_their_limit_are_counted_and_confirmed_ones_take_their_r
         model.observe(MAIN, Observation::Read { name, stamp: stamp(ms), source, reading });
     };
     (0..25).for_each(|i| scan(&mut model, &format!("cart:{i:02}"), i, None));
-    let ended = Observation::ScanEnded { started: at(0), ended: time(1), skipped: 1_000 };
+    let ended =
+        Observation::ScanEnded { started: at(0), ended: time(1), whole: true, skipped: 1_000 };
     model.observe(MAIN, ended);
     let (snapshot, _) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept, snapshot.possible_not_kept), (3, 0, 1_022));

@@ -22,7 +22,7 @@ fn with(lock: &str) -> Model {
 
 fn pass(model: &mut Model, started: u64, ended: u64) {
     let (started, ended) = (at(started), time(ended));
-    model.observe(MAIN, Observation::ScanEnded { started, ended, skipped: 0 });
+    model.observe(MAIN, Observation::ScanEnded { started, ended, whole: true, skipped: 0 });
 }
 
 #[test]
@@ -223,27 +223,29 @@ fn a_malformed_lock_of_an_earlier_run_is_read_first_and_still_malformed() {
 }
 
 #[test]
-fn locks_of_an_earlier_run_are_read_if_a_scan_had_no_room_for_all() {
+fn locks_of_an_earlier_run_are_read_if_a_scan_had_no_room_for_all_or_missed_some() {
     let since = Since { at: SteadyMillis(200), exact: true };
     let held_before =
         || RestoredLock { holds: vec![(holder(1).into(), since)], ..RestoredLock::default() };
-    let mut model = model();
-    let locks = ["gone", "found", "past"].map(|name| (id(name), held_before()));
-    model.restore(locks.into(), SteadyMillis(0));
-    model.restored.get_mut(&id("past")).unwrap().holds.clear();
-    read(&mut model, "found", 1_000, held(1, 1, Some(30_000)));
-    let ended = Observation::ScanEnded { started: at(900), ended: time(1_500), skipped: 9 };
-    model.observe(MAIN, ended);
-    let due = model.due(MAIN, at(2_000), 10);
-    let due: Vec<_> = due.into_iter().map(|read| read.name).collect();
-    assert!(["gone", "past"].iter().all(|lock| due.contains(&name(lock))), "{due:?}");
-    assert_eq!(ends(&mut model), []);
-    read(&mut model, "gone", 2_000, absent());
-    read(&mut model, "past", 2_000, absent());
-    let unseen = ArchiveEntry::Unseen(id("gone"), holder(1).into(), SteadyMillis(2_001));
-    assert_eq!(ends(&mut model), [unseen]);
-    assert!(model.restored.is_empty());
-    assert_eq!(shown(&mut model, "found").unwrap().holders[0].since.at, since.at);
+    for (whole, skipped) in [(true, 9), (false, 0)] {
+        let mut model = model();
+        let locks = ["gone", "found", "past"].map(|name| (id(name), held_before()));
+        model.restore(locks.into(), SteadyMillis(0));
+        model.restored.get_mut(&id("past")).unwrap().holds.clear();
+        read(&mut model, "found", 1_000, held(1, 1, Some(30_000)));
+        let (started, ended) = (at(900), time(1_500));
+        model.observe(MAIN, Observation::ScanEnded { started, ended, whole, skipped });
+        let due = model.due(MAIN, at(2_000), 10);
+        let due: Vec<_> = due.into_iter().map(|read| read.name).collect();
+        assert!(["gone", "past"].iter().all(|lock| due.contains(&name(lock))), "{due:?}");
+        assert_eq!(ends(&mut model), []);
+        read(&mut model, "gone", 2_000, absent());
+        read(&mut model, "past", 2_000, absent());
+        let unseen = ArchiveEntry::Unseen(id("gone"), holder(1).into(), SteadyMillis(2_001));
+        assert_eq!(ends(&mut model), [unseen]);
+        assert!(model.restored.is_empty());
+        assert_eq!(shown(&mut model, "found").unwrap().holders[0].since.at, since.at);
+    }
 }
 
 /// Returns the state of a lock from the end of an earlier run: its hold by client 1 expired at 5 s.

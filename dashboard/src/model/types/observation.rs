@@ -295,8 +295,15 @@ pub enum Observation {
     ServerDown,
     /// Slots of a cluster are served by these nodes.
     SlotsAssigned(SlotAssignment),
-    /// A scan of all keys began.
+    /// A scan began.
     ScanBegan,
-    /// A scan of all keys was completed. It did not read this number of possible locks, because there were too many.
-    ScanEnded { started: Moment, ended: Time, skipped: u64 },
+    /// A scan was completed.
+    ScanEnded {
+        started: Moment,
+        ended: Time,
+        /// True if it covered all keys.
+        whole: bool,
+        /// The number of possible locks that it did not read, because there were too many.
+        skipped: u64,
+    },
 }

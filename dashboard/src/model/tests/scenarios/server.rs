@@ -92,7 +92,12 @@ impl Scenario {
         for name in companions {
             self.observe(Observation::CompanionKey { name });
         }
-        self.observe(Observation::ScanEnded { started, ended: self.time(), skipped: 0 });
+        self.observe(Observation::ScanEnded {
+            started,
+            ended: self.time(),
+            whole: true,
+            skipped: 0,
+        });
     }
 
     pub(super) fn read_what_is_due(&mut self) {
