@@ -92,6 +92,7 @@ impl Record {
         }
         self.clear(&over, now.steady(), effects);
         self.clear_restored(now, context, effects);
+        self.end_outdated_acknowledgements(now.steady(), effects);
         self.mark_acknowledged();
         for verdict in begun {
             self.event(now.steady(), source, LockEvent::Problem(verdict.problem), effects);

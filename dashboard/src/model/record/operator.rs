@@ -8,7 +8,7 @@ use redisson::{HolderId, Moment};
 use super::{Effect, Record};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Acknowledgement, ArchiveEntry, LockEvent, OperatorAction, ProblemKind, Source,
+    Acknowledgement, ArchiveEntry, Certainty, LockEvent, OperatorAction, ProblemKind, Source,
 };
 
 /// The time after the beginning of a forced release within which the end of a hold is attributed to it: Redis may be
@@ -21,6 +21,8 @@ const MAX_FORCING: usize = 8;
 #[derive(Debug)]
 pub(super) struct Acknowledged {
     problem: ProblemKind,
+    /// True if the problem was only suspected when it was acknowledged. Unknown after a restart, and then false.
+    suspected: bool,
     word: Arc<Acknowledgement>,
 }
 
@@ -62,14 +64,13 @@ impl Record {
         action: OperatorAction,
         effects: &mut Vec<Effect>,
     ) {
-        if !self.problems.iter().any(|view| view.problem == problem) {
-            return;
-        }
+        let Some(view) = self.problems.iter().find(|view| view.problem == problem) else { return };
+        let suspected = view.certainty == Certainty::Suspected;
         let acknowledged = &mut self.cold().acknowledged;
         acknowledged.retain(|known| known.problem != problem);
         let entry = match word {
             Some(word) => {
-                acknowledged.push(Acknowledged { problem, word: Arc::clone(&word) });
+                acknowledged.push(Acknowledged { problem, suspected, word: Arc::clone(&word) });
                 ArchiveEntry::Acknowledged(self.id.clone(), problem, word)
             }
             None => ArchiveEntry::Unacknowledged(self.id.clone(), problem, action.at),
@@ -99,8 +100,8 @@ impl Record {
     ) {
         if !known.is_empty() {
             let known = known.into_iter();
-            self.cold().acknowledged =
-                known.map(|(problem, word)| Acknowledged { problem, word }).collect();
+            let restored = |(problem, word)| Acknowledged { problem, suspected: false, word };
+            self.cold().acknowledged = known.map(restored).collect();
         }
     }
 
@@ -112,6 +113,19 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         self.drop_acknowledgements(|known| over.contains(&known.problem), at, effects);
+    }
+
+    /// Ends the acknowledgements of suspected problems that have become certain.
+    pub(super) fn end_outdated_acknowledgements(
+        &mut self,
+        at: SteadyMillis,
+        effects: &mut Vec<Effect>,
+    ) {
+        let certain = self.problems.iter().filter(|view| view.certainty == Certainty::Certain);
+        let certain: Vec<ProblemKind> = certain.map(|view| view.problem).collect();
+        let is_outdated =
+            |known: &Acknowledged| known.suspected && certain.contains(&known.problem);
+        self.drop_acknowledgements(is_outdated, at, effects);
     }
 
     fn drop_acknowledgements(

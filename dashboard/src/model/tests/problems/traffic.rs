@@ -156,6 +156,51 @@ fn each_hold_that_expires_within_an_hour_counts_once() {
 }
 
 #[test]
+fn an_acknowledgement_of_a_suspected_problem_ends_when_it_becomes_certain() {
+    let mut model = model();
+    running_out().iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
+    read(&mut model, "a", 50_020, absent());
+    let acknowledge = |model: &mut Model, ms| {
+        let (name, problem) = (name("a"), ProblemKind::Expired);
+        let word = Acknowledgement {
+            by: "anna".into(),
+            reason: "known".into(),
+            at: SteadyMillis(ms),
+            until: SteadyMillis(100_000_000),
+        };
+        let action = OperatorAction {
+            at: SteadyMillis(ms),
+            who: "anna".into(),
+            from: [127, 0, 0, 1].into(),
+            what: "acknowledged",
+            subject: "expired".into(),
+            reason: "known".into(),
+            was: "open".into(),
+            outcome: "acknowledged".into(),
+        };
+        let (acknowledgement, action) = (Some(word.into()), Box::new(action));
+        let observation = Observation::Acknowledged { name, problem, acknowledgement, action };
+        model.observe(MAIN, observation);
+    };
+    let found = |model: &mut Model| {
+        let view = shown(model, "a").unwrap();
+        (view.problems[0].certainty, view.problems[0].acknowledged.is_some())
+    };
+    acknowledge(&mut model, 51_000);
+    assert_eq!(found(&mut model), (SUSPECTED, true));
+    let late = || vec![event("a", 52, monitor::Action::ReleaseFoundNothing)];
+    traffic(&mut model, 55_000, late());
+    assert_eq!(found(&mut model), (CERTAIN, false));
+    let ended = |entry: &ArchiveEntry| {
+        matches!(entry, ArchiveEntry::Unacknowledged(_, ProblemKind::Expired, _))
+    };
+    assert_eq!(archived(&mut model).iter().filter(|entry| ended(entry)).count(), 1);
+    acknowledge(&mut model, 56_000);
+    traffic(&mut model, 57_000, late());
+    assert_eq!(found(&mut model), (CERTAIN, true));
+}
+
+#[test]
 fn each_expiry_is_stored_in_the_history() {
     let mut model = model();
     for began in [100_000, 200_000] {
