@@ -2,7 +2,7 @@
 
 use redisson::{ClientId, HolderId};
 
-use super::Record;
+use super::{Hold, Record};
 use crate::clock::{SteadyMillis, Time};
 use crate::model::clients::Clients;
 use crate::model::problem::Gone;
@@ -34,10 +34,13 @@ impl Record {
             let evidence = format!("its agent is alive and does not report {id}");
             Some(Gone { since, evidence })
         };
-        let gone = self
-            .holds
-            .iter()
-            .find_map(|hold| clients.gone(&hold.id.client).or_else(|| denied(&hold.id)));
+        // A client that acquired the lock since then was alive.
+        let acquired_since =
+            |hold: &Hold, gone: &Gone| hold.since.exact && hold.since.at > gone.since;
+        let gone = self.holds.iter().find_map(|hold| {
+            let gone = clients.gone(&hold.id.client).or_else(|| denied(&hold.id));
+            gone.filter(|gone| !acquired_since(hold, gone))
+        });
         let rose_since = |gone: &Gone| self.rose.is_some_and(|rose| rose >= gone.since);
         let gone = gone.filter(|gone| !self.lease.renewed() && !rose_since(gone));
         let before = self.cold.as_ref().and_then(|cold| cold.gone.as_ref());

@@ -129,6 +129,15 @@ fn without_reports_of_agents_none_is_alive_or_gone() {
 }
 
 #[test]
+fn a_client_that_acquires_a_lock_after_it_seemed_gone_is_alive() {
+    let mut model = with_gone_client();
+    read(&mut model, "new", 49_000, held(2, 1, Some(3_600_000)));
+    release(&mut model, "new", 49_900);
+    read(&mut model, "new", 50_000, held(1, 1, Some(3_600_000)));
+    assert_eq!(problems(&shown(&mut model, "new").unwrap()), []);
+}
+
+#[test]
 fn a_gone_client_leaks_also_the_locks_that_are_found_later() {
     let mut model = with_gone_client();
     read(&mut model, "late", 50_000, held(1, 1, Some(3_600_000)));
