@@ -245,19 +245,12 @@ impl Clients {
         known
     }
 
-    /// Takes over what another table knows of these clients, except of those that this one knows.
+    /// Takes over what another table knows of these clients, except where this one knows something later.
     pub fn adopt(&mut self, other: &Self, ids: impl Iterator<Item = ClientId>) {
+        self.listed = self.listed.max(other.listed);
         for id in ids {
-            if let Some(client) = other.clients.get(&id)
-                && self.clients.len() < MAX_CLIENTS
-            {
-                self.clients.entry(id).or_insert_with(|| client.clone());
-            }
-            if let Some(agent) = other.agents.get(&id)
-                && self.agents.len() < MAX_CLIENTS
-            {
-                self.agents.entry(id).or_insert_with(|| agent.clone());
-            }
+            adopt(&mut self.clients, &other.clients, id, |client| client.seen);
+            adopt(&mut self.agents, &other.agents, id, |agent| agent.checked);
             self.version += 1;
         }
     }
@@ -310,6 +303,23 @@ impl Clients {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version + self.names.version()
+    }
+}
+
+/// Takes over the later one of two entries, if there is room.
+fn adopt<T: Clone>(
+    into: &mut HashMap<ClientId, T>,
+    from: &HashMap<ClientId, T>,
+    id: ClientId,
+    time: impl Fn(&T) -> Moment,
+) {
+    let Some(other) = from.get(&id) else { return };
+    let is_new = match into.get(&id) {
+        Some(own) => time(own) < time(other),
+        None => into.len() < MAX_CLIENTS,
+    };
+    if is_new {
+        into.insert(id, other.clone());
     }
 }
 
@@ -385,6 +395,35 @@ mod tests {
         assert_eq!(clients.clients[&id(3)].addresses.len(), MAX_ADDRESSES);
         assert_eq!(clients.view(&id(3)).unwrap().addr.as_deref(), Some("10.0.1.9"));
     }
+
+    #[test]
+    fn the_later_knowledge_of_a_client_is_adopted_with_the_time_of_its_list() {
+        let time = |secs: u64| Time::of_test(secs * 1_000, 0);
+        let mut source = Clients::default();
+        let mut target = Clients::default();
+        // The target has seen client 1 and agent 2 first, the source has found both gone since then.
+        let report = |clients: &mut Clients, secs: u64, presence: Presence| {
+            let agents = vec![(id(2), presence)];
+            clients.report(&AgentReport { agents, holders: Vec::new(), at: time(secs) });
+        };
+        target.record_activity(id(1), ip("10.0.0.7"), at(1));
+        report(&mut target, 1, Presence::Present);
+        source.record_activity(id(1), ip("10.0.0.7"), at(2));
+        for secs in [10, 50] {
+            source.connected(&Connections::default(), time(secs));
+            report(&mut source, secs, Presence::Missing);
+        }
+        target.adopt(&source, [id(1), id(2)].into_iter());
+        assert!(target.gone(&id(1)).is_some() && target.gone(&id(2)).is_some());
+        assert!(!target.unlisted(time(60)), "the list at 50 s is still valid");
+        assert!(target.gone(&id(1)).is_some());
+        // What the source knew before does not replace later knowledge.
+        target.record_activity(id(1), ip("10.0.0.7"), at(70));
+        report(&mut target, 70, Presence::Present);
+        target.adopt(&source, [id(1), id(2)].into_iter());
+        assert!(target.gone(&id(1)).is_none() && target.gone(&id(2)).is_none());
+    }
+
     #[test]
     fn a_client_has_the_name_of_a_connection_that_it_was_seen_on() {
         let mut clients = Clients::default();
