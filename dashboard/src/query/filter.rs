@@ -181,6 +181,8 @@ impl Term {
             Self::Service(text) => clients(lock)
                 .any(|client| client.service().is_some_and(|service| text.is(service.as_bytes()))),
             Self::Deployment(text) => text.is(lock.id.deployment.as_bytes()),
+            // Each server has its part of a red lock as a plain lock.
+            Self::Kind(Kind::Red) => lock.red.is_some(),
             Self::Kind(kind) => lock.kind == *kind,
             Self::Problem(None) => !lock.problems.is_empty(),
             Self::Problem(Some(kind)) => lock.problems.iter().any(|p| p.problem == *kind),
@@ -415,6 +417,7 @@ mod tests {
     use thin_vec::thin_vec;
 
     use super::*;
+    use crate::model::types::RedView;
     use crate::query::fixtures::{acknowledged, leaked, lock};
 
     #[test]
@@ -599,6 +602,15 @@ mod tests {
         assert!(!matches("", &candidate) && matches("confirmed:no", &candidate));
         let blind = LockView { state: State::Unknown, ..lock("a") };
         assert!(matches("", &blind) && !matches("state:held", &blind));
+    }
+
+    #[test]
+    fn a_part_of_a_red_lock_is_of_both_kinds() {
+        let (held, unread) = (Vec::new(), Vec::new());
+        let red = RedView { group: "g".into(), held, unread, of: 3 };
+        let part = LockView { red: Some(Box::new(red)), ..lock("a") };
+        assert!(matches("kind:red", &part) && matches("kind:lock", &part));
+        assert!(!matches("kind:red", &lock("a")));
     }
 
     #[test]

@@ -198,7 +198,7 @@ fn class_of(lock: &LockView, hasher: &RandomState) -> u64 {
         problems,
         events: _,
         history,
-        red: _,
+        red,
         sources: _,
         queued: _,
         waiters,
@@ -211,7 +211,7 @@ fn class_of(lock: &LockView, hasher: &RandomState) -> u64 {
     } = lock;
     let mut hash = hasher.build_hasher();
     (&id.deployment, id.db, holders.len()).hash(&mut hash);
-    (*state as u8, confirmed, kind).hash(&mut hash);
+    (*state as u8, confirmed, kind, red.is_some()).hash(&mut hash);
     (lock.is_awaited(), waiters.is_empty(), expires_at.is_none()).hash(&mut hash);
     (expected_long, history.past.is_empty()).hash(&mut hash);
     for problem in problems {
@@ -241,6 +241,7 @@ pub fn is_plain(rest: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::types::RedView;
     use crate::query::fixtures::lock;
 
     #[test]
@@ -268,5 +269,9 @@ mod tests {
         fifth.holders[0].id = "0ee2f116-9152-4c83-822a-285475da0000:1".into();
         assert_eq!(classes.add(&fifth).with_owners, fourth.with_owners, "used again");
         assert_eq!(classes.with_owners.used.len(), 2);
+        let mut red = lock("r");
+        let (held, unread) = (Vec::new(), Vec::new());
+        red.red = Some(Box::new(RedView { group: "g".into(), held, unread, of: 3 }));
+        assert_ne!(classes.add(&red).class, first.class, "a list may ask for red locks");
     }
 }
