@@ -17,7 +17,7 @@ const FULL_FOR: Duration = Duration::from_secs(60);
 /// The time for which hidden settings are not requested again, since each denial adds to the server's log.
 const HIDDEN_FOR: Duration = Duration::from_secs(60);
 /// The sections of INFO that are read.
-const SECTIONS: [&str; 3] = ["memory", "persistence", "replication"];
+const SECTIONS: [&str; 4] = ["memory", "persistence", "replication", "keyspace"];
 /// The settings that [`Refusal::find`] needs, each read separately, since older servers accept only one.
 pub const SETTINGS: [&str; 3] = ["min-replicas-to-write", "save", "stop-writes-on-bgsave-error"];
 
@@ -72,8 +72,18 @@ impl Refusal {
         let buffers = number("mem_not_counted_for_evict").unwrap_or(0);
         let used = number("used_memory")?.saturating_sub(buffers);
         let limit = number("maxmemory").filter(|limit| *limit > 0)?;
-        (is("maxmemory_policy", "noeviction") && used > limit).then_some(Self::Memory)
+        let policy = info.get("maxmemory_policy")?;
+        let evicts_nothing =
+            policy == "noeviction" || policy.starts_with("volatile-") && !has_expiring_keys(info);
+        (evicts_nothing && used > limit).then_some(Self::Memory)
     }
+}
+
+/// Returns whether any key has a time to live. The fields of databases are like `db0:keys=3,expires=1,avg_ttl=0`.
+fn has_expiring_keys(info: &Fields) -> bool {
+    let databases = info.iter().filter(|(name, _)| name.starts_with("db"));
+    let mut counts = databases.flat_map(|(_, counts)| counts.split(','));
+    counts.any(|count| count.strip_prefix("expires=").is_some_and(|keys| keys != "0"))
 }
 
 /// Returns whether [`Refusal::find`] needs the settings.
@@ -196,7 +206,10 @@ mod tests {
         let kept = "maxmemory_policy:noeviction\r\n";
         assert!(is_full(1_001, kept) && !is_full(1_000, kept));
         assert!(!is_full(1_001, &format!("{kept}mem_not_counted_for_evict:1\r\n")));
-        assert!(!is_full(2_000, "maxmemory_policy:volatile-lru\r\n"));
+        assert!(!is_full(2_000, "maxmemory_policy:allkeys-lru\r\n"));
+        let volatile = "maxmemory_policy:volatile-lru\r\ndb0:keys=7,expires=0,avg_ttl=0\r\n";
+        assert!(is_full(1_001, volatile), "there is nothing left to evict");
+        assert!(!is_full(2_000, &format!("{volatile}db2:keys=2,expires=1,avg_ttl=9\r\n")));
         assert_eq!(refusal(&format!("used_memory:1\r\nmaxmemory:0\r\n{kept}"), &[]), None);
         assert!(!is_full(2_000, &format!("{kept}role:slave\r\n")));
     }
