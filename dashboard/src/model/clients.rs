@@ -9,6 +9,7 @@ use redisson::{ClientId, Moment};
 
 use super::owner_names::OwnerNames;
 use super::problem::Gone;
+use super::silence::Silence;
 use crate::clock::Time;
 use crate::model::types::{AgentReport, ClientView, Connections, GONE_AFTER, Presence};
 
@@ -18,8 +19,7 @@ const MAX_CLIENTS: usize = 10_000;
 const MAX_ADDRESSES: usize = 4;
 /// The most connections of one client that are compared with a list of clients.
 const MAX_CONNECTIONS: usize = 4;
-/// The time for which a client counts as active at its addresses, and for which lists of clients and reports of agents
-/// remain valid if no later ones can be read.
+/// The time for which a client counts as active at its addresses.
 const ACTIVE: Duration = Duration::from_secs(600);
 /// The beginning of the names of an agent's connections.
 const AGENT: &str = "lockscope-agent";
@@ -32,10 +32,10 @@ pub struct Clients {
     clients: HashMap<ClientId, Client>,
     agents: HashMap<ClientId, Agent>,
     names: OwnerNames,
-    /// The time of the latest list of clients.
-    listed: Option<Time>,
-    /// The time since which no reports of agents can be read.
-    unreadable_since: Option<Moment>,
+    /// The silence since the latest list of clients.
+    unlisted: Silence,
+    /// The silence since the latest report of agents.
+    unreported: Silence,
     /// Incremented with each change of the results of [`Clients::view`] and [`Clients::agent_lives`].
     version: u64,
 }
@@ -119,7 +119,7 @@ impl Clients {
     /// Applies a list of all connected clients. Returns true if a client is now found gone or back.
     pub fn connected(&mut self, connections: &Connections, at: Time) -> bool {
         let mut changed = false;
-        self.listed = Some(at);
+        self.unlisted.end();
         let addresses = &connections.addresses;
         for client in self.clients.values_mut().filter(|client| client.seen < at.moment()) {
             let here = client.addresses.iter().any(|address| addresses.contains(address));
@@ -138,15 +138,15 @@ impl Clients {
         changed
     }
 
-    /// Records that clients cannot be listed. Once the latest list is too old, only a client that has just been active is
+    /// Records that time has passed. Once the latest list of clients is too old, only a client that has just been active is
     /// known to be connected. Returns true if a client no longer counts as gone.
-    pub fn unlisted(&mut self, at: Time) -> bool {
-        if self.listed.is_some_and(|listed| at.since(listed) < ACTIVE) {
+    pub fn forget_unlisted(&mut self, passed: Duration, now: Moment) -> bool {
+        if !self.unlisted.add(passed) {
             return false;
         }
         let mut changed = false;
         for client in self.clients.values_mut() {
-            let active = at.moment().since(client.seen) < ACTIVE;
+            let active = now.since(client.seen) < ACTIVE;
             let connected = client.connected.filter(|here| *here && active);
             self.version += u64::from(client.connected != connected);
             changed |= client.gone;
@@ -194,7 +194,7 @@ impl Clients {
     /// Applies a report. Returns true if an agent is now found gone or back. An agent that has never published itself
     /// may lack the permission, so it does not count as gone.
     pub fn report(&mut self, report: &AgentReport) -> bool {
-        self.unreadable_since = None;
+        self.unreported.end();
         let mut changed = false;
         for (id, presence) in &report.agents {
             let is_new = *presence != Presence::Unknown && !self.agents.contains_key(id);
@@ -233,21 +233,20 @@ impl Clients {
         changed
     }
 
-    /// Records that reports of agents cannot be read. Once the latest one is too old, all agents are forgotten. Returns true
-    /// if one was known.
-    pub fn unreported(&mut self, at: Moment) -> bool {
-        if at.since(*self.unreadable_since.get_or_insert(at)) < ACTIVE {
+    /// Records that time has passed. Once the latest report of agents is too old, all agents are forgotten. Returns true if
+    /// one was known.
+    pub fn forget_unreported(&mut self, passed: Duration) -> bool {
+        if !self.unreported.add(passed) || self.agents.is_empty() {
             return false;
         }
-        let known = !self.agents.is_empty();
         self.agents.clear();
-        self.version += u64::from(known);
-        known
+        self.version += 1;
+        true
     }
 
     /// Takes over what another table knows of these clients, except where this one knows something later.
     pub fn adopt(&mut self, other: &Self, ids: impl Iterator<Item = ClientId>) {
-        self.listed = self.listed.max(other.listed);
+        self.unlisted = self.unlisted.min(other.unlisted);
         for id in ids {
             adopt(&mut self.clients, &other.clients, id, |client| client.seen);
             adopt(&mut self.agents, &other.agents, id, |agent| agent.checked);
@@ -413,9 +412,10 @@ mod tests {
             source.connected(&Connections::default(), time(secs));
             report(&mut source, secs, Presence::Missing);
         }
+        target.forget_unlisted(Duration::from_secs(599), at(50));
         target.adopt(&source, [id(1), id(2)].into_iter());
         assert!(target.gone(&id(1)).is_some() && target.gone(&id(2)).is_some());
-        assert!(!target.unlisted(time(60)), "the list at 50 s is still valid");
+        assert!(!target.forget_unlisted(Duration::from_secs(599), at(649)), "it is still valid");
         assert!(target.gone(&id(1)).is_some());
         // What the source knew before does not replace later knowledge.
         target.record_activity(id(1), ip("10.0.0.7"), at(70));

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redisson::{ClientId, HolderId, LockName, Moment, monitor};
 
@@ -110,20 +111,37 @@ impl Model {
         }
     }
 
-    /// Forgets which agents and holders are gone according to the holder registry, if it has not been readable for long.
-    pub(super) fn agents_unreadable(&mut self, scope_id: ScopeId) {
-        let now = self.ticked;
-        let scope = &mut self.scopes[scope_id.0];
-        if scope.clients.unreported(now) {
-            scope.locks.iter_mut().for_each(|(_, entry)| entry.record.forget_denials());
-            self.update_gone_holders(scope_id);
+    /// Forgets reports that no later ones have replaced for long, although the server can be read: who lives, who waits at
+    /// agents, and how many connections listen.
+    pub(super) fn forget_unreported(&mut self, passed: Duration, now: Moment) {
+        for scope_id in (0..self.scopes.len()).map(ScopeId) {
+            let scope = &mut self.scopes[scope_id.0];
+            if !scope.is_readable() {
+                continue;
+            }
+            let mut changed = scope.clients.forget_unlisted(passed, now);
+            if scope.clients.forget_unreported(passed) {
+                scope.locks.iter_mut().for_each(|(_, entry)| entry.record.forget_denials());
+                changed = true;
+            }
+            let at_agents = scope.unreported_waiters(passed);
+            let uncounted = scope.uncounted_locks(passed);
+            if changed {
+                self.update_gone_holders(scope_id);
+            }
+            for waiters in at_agents {
+                self.agent_waiters(scope_id, &waiters);
+            }
+            for name in uncounted {
+                self.update(scope_id, &name, now, |record, _, _| record.forget_subscribers());
+            }
         }
     }
 
     /// Applies the list of locks that workers of an agent wait for.
     pub(super) fn agent_waiters(&mut self, scope_id: ScopeId, waiters: &AgentWaiters) {
         let AgentWaiters { agent, locks, at } = waiters;
-        for name in self.scopes[scope_id.0].set_agent_waits(*agent, locks) {
+        for name in self.scopes[scope_id.0].set_agent_waits(waiters) {
             self.update(scope_id, &name, *at, |record, _, _| {
                 record.agent_waits(*agent, 0, &[], *at);
             });
@@ -139,21 +157,10 @@ impl Model {
         }
     }
 
-    /// Applies a list of all connections, if there is one: which clients are gone, and the names of others.
-    pub(super) fn connected(
-        &mut self,
-        scope_id: ScopeId,
-        connections: Option<&Connections>,
-        at: Time,
-    ) {
-        let clients = &mut self.scopes[scope_id.0].clients;
-        let gone_changed = match connections {
-            Some(connections) => clients.connected(connections, at),
-            None => clients.unlisted(at),
-        };
-        if let Some(connections) = connections {
-            self.name_clients(scope_id, connections, at);
-        }
+    /// Applies a list of all connections: which clients are gone, and the names of others.
+    pub(super) fn connected(&mut self, scope_id: ScopeId, connections: &Connections, at: Time) {
+        let gone_changed = self.scopes[scope_id.0].clients.connected(connections, at);
+        self.name_clients(scope_id, connections, at);
         if gone_changed {
             self.update_gone_holders(scope_id);
         }

@@ -26,6 +26,7 @@ mod restore;
 mod retention;
 pub mod schedule;
 mod scope;
+mod silence;
 #[cfg(test)]
 mod tests;
 pub mod types;
@@ -53,7 +54,7 @@ use record::{Record, ScopeContext};
 
 /// The time for which a free lock is retained.
 const RETAINED: Duration = Duration::from_secs(600);
-/// The longest time between two ticks that is counted as waiting time.
+/// The longest time between two ticks that counts as passed.
 const MAX_TICK: Duration = Duration::from_secs(5);
 /// The most ended problems that are remembered.
 const MAX_CLEARED: usize = 100;
@@ -197,7 +198,11 @@ impl Model {
     /// Evicts locks that have been free for a long time, adds up waiting times, concludes restarts, and searches for
     /// deadlocks.
     pub fn tick(&mut self, now: Moment) {
-        self.count_waiting(now);
+        // Nothing is known about the time in which this program was paused.
+        let passed = now.since(self.ticked).min(MAX_TICK);
+        self.ticked = self.ticked.max(now);
+        self.count_waiting(passed, now);
+        self.forget_unreported(passed, now);
         for index in 0..self.scopes.len() {
             let scope_id = ScopeId(index);
             let scope = &mut self.scopes[index];
@@ -221,10 +226,7 @@ impl Model {
     }
 
     /// Adds up the waiting time of all locks.
-    fn count_waiting(&mut self, now: Moment) {
-        // Nothing is known about waiters while this program is paused.
-        let passed = now.since(self.ticked).min(MAX_TICK);
-        self.ticked = self.ticked.max(now);
+    fn count_waiting(&mut self, passed: Duration, now: Moment) {
         for scope in self.scopes.iter().filter(|scope| scope.is_readable()) {
             for entry in scope.locks.awaited() {
                 let waiters = u32::try_from(entry.record.waiter_count().0).unwrap_or(u32::MAX);

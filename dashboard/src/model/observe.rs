@@ -26,10 +26,9 @@ impl Model {
                 }
             }
             Observation::Connected { connections, at } => {
-                self.connected(scope, connections.as_ref(), at);
+                self.connected(scope, &connections, at);
             }
             Observation::AgentReport(report) => self.agent_report(scope, report),
-            Observation::AgentsUnreadable => self.agents_unreadable(scope),
             Observation::AgentWaiters(waiters) => self.agent_waiters(scope, &waiters),
             Observation::ForceRelease { name, holders, at } => {
                 if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
@@ -66,6 +65,7 @@ impl Model {
             Observation::Databases(with_keys) => self.set_databases(scope, &with_keys),
             Observation::Clock { ahead_ms, at } => self.set_clock(scope, ahead_ms, at),
             Observation::Subscribers { counts, at } => {
+                self.scopes[scope.0].counted_subscribers();
                 for (name, count) in counts {
                     self.update(scope, &name, at, |record, _, effects| {
                         record.count_subscribers(count, at, effects);

@@ -11,9 +11,10 @@ use super::lock_table::{LockEntry, LockTable};
 use super::owner_names::OwnerNames;
 use super::record::{Record, ScopeContext};
 use super::schedule::Schedule;
+use super::silence::Silence;
 use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{
-    AwaitedLock, KnownParts, LockId, LockView, ReadRequest, ScopeId, Source,
+    AgentWaiters, KnownParts, LockId, LockView, ReadRequest, ScopeId, Source,
 };
 use crate::text::counted;
 
@@ -35,7 +36,9 @@ pub(super) struct Scope {
     pub(super) schedule: Schedule,
     pub(super) clients: Clients,
     /// The locks that workers of each agent wait for.
-    agent_waits: HashMap<ClientId, Vec<LockName>>,
+    agent_waits: HashMap<ClientId, AgentWaits>,
+    /// The silence since the latest count of subscribers.
+    uncounted: Silence,
     /// The instant since which release messages arrive without a gap.
     pub(super) listening_since: Option<Moment>,
     /// The milliseconds by which the server's clock was ahead of ours when it was last read.
@@ -57,6 +60,14 @@ pub(super) struct Scope {
     refused: Refused,
     /// The locks without room during the newest complete scan.
     refused_before: Refused,
+}
+
+/// The locks that workers of one agent wait for, as of its latest list.
+#[derive(Debug)]
+struct AgentWaits {
+    names: Vec<LockName>,
+    at: Time,
+    silence: Silence,
 }
 
 /// The numbers of locks for which there was no room during a scan of all keys.
@@ -175,6 +186,7 @@ impl Scope {
             schedule: Schedule::new(rate, now),
             clients: Clients::new(names),
             agent_waits: HashMap::new(),
+            uncounted: Silence::default(),
             listening_since: None,
             ahead_ms: None,
             has_unwatched: false,
@@ -191,18 +203,42 @@ impl Scope {
     }
 
     /// Stores the locks that workers of an agent wait for. Returns those for which they no longer wait.
-    pub(super) fn set_agent_waits(
-        &mut self,
-        agent: ClientId,
-        locks: &[AwaitedLock],
-    ) -> Vec<LockName> {
-        let mut over = self.agent_waits.remove(&agent).unwrap_or_default();
+    pub(super) fn set_agent_waits(&mut self, waiters: &AgentWaiters) -> Vec<LockName> {
+        let AgentWaiters { agent, locks, at } = waiters;
+        let before = self.agent_waits.remove(agent);
+        let mut over = before.map(|waits| waits.names).unwrap_or_default();
         over.retain(|name| !locks.iter().any(|awaited| awaited.lock == *name));
         if !locks.is_empty() {
             let names = locks.iter().map(|awaited| awaited.lock.clone()).collect();
-            self.agent_waits.insert(agent, names);
+            let waits = AgentWaits { names, at: *at, silence: Silence::default() };
+            self.agent_waits.insert(*agent, waits);
         }
         over
+    }
+
+    /// Records that time has passed. Returns an empty list for each agent whose latest one is too old.
+    pub(super) fn unreported_waiters(&mut self, passed: Duration) -> Vec<AgentWaiters> {
+        let list = |(agent, waits): (&ClientId, &mut AgentWaits)| {
+            let none = || AgentWaiters { agent: *agent, locks: Vec::new(), at: waits.at };
+            waits.silence.add(passed).then(none)
+        };
+        let mut lists: Vec<AgentWaiters> = self.agent_waits.iter_mut().filter_map(list).collect();
+        lists.sort_unstable_by_key(|list| list.agent);
+        lists
+    }
+
+    /// Records that subscribers were counted.
+    pub(super) fn counted_subscribers(&mut self) {
+        self.uncounted.end();
+    }
+
+    /// Records that time has passed. Returns the locks with subscribers if the latest count is too old.
+    pub(super) fn uncounted_locks(&mut self, passed: Duration) -> Vec<LockName> {
+        if !self.uncounted.add(passed) {
+            return Vec::new();
+        }
+        let counted = self.locks.awaited().filter(|entry| entry.record.has_subscribers());
+        counted.map(|entry| entry.record.id().name.clone()).collect()
     }
 
     /// Sets the address, role and replication id of the server that is about to be reported as up.
@@ -373,7 +409,8 @@ impl Scope {
     pub(super) fn move_in(&mut self, name: &LockName, entry: LockEntry, at: Time, drained: bool) {
         // From now on the lists of agents that are read for this node end these waits.
         for agent in entry.record.agents_with_waiters() {
-            self.agent_waits.entry(agent).or_default().push(name.clone());
+            let none = AgentWaits { names: Vec::new(), at, silence: Silence::default() };
+            self.agent_waits.entry(agent).or_insert(none).names.push(name.clone());
         }
         self.locks.insert(name.clone(), entry);
         self.locks.mark_changed(name);

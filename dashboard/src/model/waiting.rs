@@ -394,6 +394,11 @@ impl Waiting {
         over.map(|waiter| Waiter { seen: at.moment(), ..waiter }).collect()
     }
 
+    /// Forgets the subscribers, whose number is unknown.
+    pub fn forget_subscribers(&mut self) {
+        (self.subscribers, self.counted, self.listened) = (None, None, None);
+    }
+
     /// Applies a count of the channel's subscribers. If there are none, waiters that only their attempts have shown are
     /// gone unless they keep trying. Returns true if anything changed.
     pub fn count(&mut self, count: SubscriberCount, at: Time) -> bool {

@@ -72,13 +72,9 @@ impl Agents {
         if lookups.is_empty() {
             return Ok(());
         }
-        let (observation, result) = match self.registry.look_up(lookups).await {
-            Ok(report) => (Observation::AgentReport(report), Ok(())),
-            Err(error @ CallError::Refused(_)) => (Observation::AgentsUnreadable, Err(error)),
-            Err(error) => return Err(error),
-        };
-        self.model.observe(self.scope.id, observation).await;
-        result
+        let report = self.registry.look_up(lookups).await?;
+        self.model.observe(self.scope.id, Observation::AgentReport(report)).await;
+        Ok(())
     }
 
     /// Reads the locks that the workers of agents wait for.

@@ -70,17 +70,16 @@ impl Identity {
 
     /// Reports the connected clients to the model. Returns the source's state, with details.
     async fn report_clients(&self) -> (SourceState, String) {
-        let (connections, state, details) = match self.connections().await {
-            Ok(Some(connections)) => (Some(connections), SourceState::On, String::new()),
-            Ok(None) => (
-                None,
-                SourceState::Paused,
-                format!(
+        let connections = match self.connections().await {
+            Ok(Some(connections)) => connections,
+            Ok(None) => {
+                let details = format!(
                     "more than {MAX_CLIENTS} clients are connected: listing them would delay other clients"
-                ),
-            ),
+                );
+                return (SourceState::Paused, details);
+            }
             Err(CallError::Refused(refused)) if !refused.is_transient() => {
-                (None, SourceState::Denied, refused.to_string())
+                return (SourceState::Denied, refused.to_string());
             }
             Err(error) => return (SourceState::Down, error.to_string()),
         };
@@ -92,7 +91,7 @@ impl Identity {
                 self.model.observe(scope.id, seen).await;
             }
         }
-        (state, details)
+        (SourceState::On, String::new())
     }
 
     /// Reports the holder registry to the model. Returns a reason if it may not be read.

@@ -42,8 +42,8 @@ struct State {
     links: HashMap<Address, Link>,
     /// The node that receives the messages sent to all nodes.
     listener: Option<Address>,
-    /// The clients connected to each node, or `None` if they cannot be listed, and the time of that result.
-    connected: HashMap<Address, (Instant, Option<Connections>)>,
+    /// The clients connected to each node, and the time of that list.
+    connected: HashMap<Address, (Instant, Connections)>,
     /// Connections to nodes that are about to take over their first slots, and the last redirect to each.
     provisional: HashMap<Address, (Instant, Link)>,
 }
@@ -150,25 +150,19 @@ impl SlotShare {
         nodes.link_at(&address)
     }
 
-    /// Stores the clients connected to the server, or that they cannot be listed. Returns the same for the whole deployment
-    /// once all nodes are known, since a client need not be connected to each node all the time.
-    pub(super) fn connected(
-        &self,
-        connections: Option<Connections>,
-    ) -> Option<Option<Connections>> {
+    /// Stores the clients connected to the server. Returns those of the whole deployment once all nodes are known, since a
+    /// client need not be connected to each node all the time.
+    pub(super) fn connected(&self, connections: Connections) -> Option<Connections> {
         let Self::Node(nodes, address) = self else { return Some(connections) };
         let state = &mut *nodes.state();
         state.connected.insert(address.clone(), (Instant::now(), connections));
-        let mut all = Some(Connections::default());
+        let mut all = Connections::default();
         for master in state.slots.masters() {
             let (at, connections) = state.connected.get(master)?;
             if at.elapsed() > CLIENTS_VALIDITY {
                 return None;
             }
-            all = all.zip(connections.as_ref()).map(|(mut all, connections)| {
-                all.extend(connections);
-                all
-            });
+            all.extend(connections);
         }
         Some(all)
     }

@@ -592,6 +592,21 @@ impl Record {
         self.drop_empty_cold_state();
     }
 
+    /// Returns whether connections listen for the lock's release.
+    #[must_use]
+    pub fn has_subscribers(&self) -> bool {
+        self.cold.as_ref().is_some_and(|cold| cold.waiting.subscribers.is_some())
+    }
+
+    /// Forgets the connections that listen for the lock's release, since they can no longer be counted.
+    pub fn forget_subscribers(&mut self) {
+        if let Some(cold) = &mut self.cold {
+            cold.waiting.forget_subscribers();
+            self.dirty = true;
+        }
+        self.drop_empty_cold_state();
+    }
+
     /// Sets the deadlock that it is part of, if any.
     pub fn set_cycle(
         &mut self,

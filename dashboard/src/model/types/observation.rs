@@ -231,12 +231,10 @@ pub enum Observation {
     Databases(Vec<u32>),
     /// Connections that listen for releases of these locks were counted.
     Subscribers { counts: Vec<(LockName, SubscriberCount)>, at: Time },
-    /// All connected clients were listed, or cannot be.
-    Connected { connections: Option<Connections>, at: Time },
+    /// All connected clients were listed.
+    Connected { connections: Connections, at: Time },
     /// The holder registry was read.
     AgentReport(AgentReport),
-    /// The holder registry cannot be read.
-    AgentsUnreadable,
     /// The locks that workers of an agent wait for.
     AgentWaiters(AgentWaiters),
     /// MONITOR showed traffic of locks.

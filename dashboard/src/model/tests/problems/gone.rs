@@ -20,7 +20,7 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_expires_soon_or_is_renewed() 
                 let addresses = [connected.parse().unwrap()].into();
                 let connections = Connections { addresses, ..Connections::default() };
                 let at = time(ms + 600);
-                model.observe(MAIN, Observation::Connected { connections: Some(connections), at });
+                model.observe(MAIN, Observation::Connected { connections, at });
             }
         }
         let view = shown(&mut model, "a").unwrap();
@@ -44,17 +44,24 @@ fn with_gone_client() -> Model {
     let refused = monitor::Event { client, ..event("x", 52, monitor::Action::Refused) };
     traffic(&mut model, 500, vec![refused]);
     for ms in [1_000, 31_000] {
-        list_clients(&mut model, ms, Some("10.0.0.9"));
+        list_clients(&mut model, ms, "10.0.0.9");
     }
     model
 }
 
-/// Clients are connected from that address only, or cannot be listed.
-fn list_clients(model: &mut Model, ms: u64, from: Option<&str>) {
-    let connections = from.map(|address| Connections {
-        addresses: [address.parse().unwrap()].into(),
-        ..Connections::default()
-    });
+/// Lets time pass until that instant.
+fn pass_until(model: &mut Model, ms: u64) {
+    while model.ticked < at(ms) {
+        let next = (model.ticked + Duration::from_secs(1)).min(at(ms));
+        model.tick(next);
+    }
+}
+
+/// Clients are connected from that address only.
+fn list_clients(model: &mut Model, ms: u64, from: &str) {
+    pass_until(model, ms);
+    let addresses = [from.parse().unwrap()].into();
+    let connections = Connections { addresses, ..Connections::default() };
     model.observe(MAIN, Observation::Connected { connections, at: time(ms) });
 }
 
@@ -68,9 +75,9 @@ fn without_lists_of_clients_none_is_alive_or_gone_for_long() {
         [("10.0.0.7", None), ("10.0.0.9", Some((ProblemKind::Leaked, SUSPECTED)))]
     {
         let mut model = with_gone_client();
-        list_clients(&mut model, 40_000, Some(before));
+        list_clients(&mut model, 40_000, before);
         let mut found = |ms: u64| {
-            list_clients(&mut model, ms, None);
+            pass_until(&mut model, ms);
             read(&mut model, "a", ms, held(1, 1, Some(3_600_000 - ms)));
             let view = shown(&mut model, "a").unwrap();
             (problems(&view), alive(&view))
@@ -89,7 +96,7 @@ fn a_client_that_monitor_has_just_shown_is_alive_without_lists_of_clients() {
     let refused = monitor::Event { client, ..event("x", 52, monitor::Action::Refused) };
     traffic(&mut model, 90_000, vec![refused]);
     let mut alive_after = |ms| {
-        list_clients(&mut model, ms, None);
+        pass_until(&mut model, ms);
         read(&mut model, "a", ms, held(1, 1, Some(3_600_000)));
         alive(&shown(&mut model, "a").unwrap())
     };
@@ -104,6 +111,7 @@ fn without_reports_of_agents_none_is_alive_or_gone() {
     {
         let mut model = model();
         for ms in (0..60_000).step_by(2_000) {
+            pass_until(&mut model, ms);
             read(&mut model, "a", ms, held(1, 1, Some(900_000 - ms)));
             read(&mut model, "b", ms, held(1, 1, Some(900_000 - ms)));
             let who = |published: bool| published.then(HolderIdentity::default);
@@ -120,11 +128,34 @@ fn without_reports_of_agents_none_is_alive_or_gone() {
         assert_eq!(found(&mut model), (usize::from(!published), Some(published)));
         let before = found(&mut model);
         for (ms, expected) in [(61_000, before), (600_000, before), (662_000, (0, None))] {
-            model.tick(at(ms));
-            model.observe(MAIN, Observation::AgentsUnreadable);
+            pass_until(&mut model, ms);
             read(&mut model, "a", ms, held(1, 1, Some(900_000 - ms)));
             assert_eq!(found(&mut model), expected, "{agent:?} {published} {ms}");
         }
+    }
+}
+
+#[test]
+fn waiters_that_are_not_reported_for_long_no_longer_count_unless_the_server_cannot_be_read() {
+    for down in [false, true] {
+        let mut model = model();
+        for lock in ["a", "b"] {
+            read(&mut model, lock, 0, held(1, 1, Some(3_600_000)));
+        }
+        let locks = vec![AwaitedLock { lock: name("a"), count: 3, first: Vec::new() }];
+        let waiters = AgentWaiters { agent: holder(2).client, locks, at: time(1_000) };
+        model.observe(MAIN, Observation::AgentWaiters(waiters));
+        let counts = vec![(name("b"), 2.into())];
+        model.observe(MAIN, Observation::Subscribers { counts, at: time(1_000) });
+        if down {
+            model.observe(MAIN, Observation::ServerDown);
+        }
+        let waiting = |model: &mut Model, ms| {
+            pass_until(model, ms);
+            ["a", "b"].map(|lock| shown(model, lock).unwrap().waiting)
+        };
+        assert_eq!(waiting(&mut model, 599_000), [3, 2]);
+        assert_eq!(waiting(&mut model, 601_000), if down { [3, 2] } else { [0, 0] });
     }
 }
 

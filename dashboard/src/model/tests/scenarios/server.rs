@@ -46,10 +46,7 @@ impl Scenario {
             let here = (0..=255).filter(|n| !gone.contains(n)).map(|n| IpAddr::from([10, 0, 0, n]));
             let addresses = here.chain([IpAddr::from([127, 0, 0, 1])]).collect();
             let connections = Connections { addresses, ..Connections::default() };
-            self.observe(Observation::Connected {
-                connections: Some(connections),
-                at: self.time(),
-            });
+            self.observe(Observation::Connected { connections, at: self.time() });
         }
         if self.sources.identity && each(AGENTS_INTERVAL) {
             self.report_agents();
