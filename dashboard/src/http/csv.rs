@@ -298,7 +298,7 @@ impl Record for ContentionRow {
         let hour = &self.last_hour;
         let mut cells = place(&self.id);
         cells.extend([self.waiting().to_string(), self.is_exact().to_string()]);
-        cells.extend(since(self.longest_wait));
+        cells.extend(since(self.longest_wait()));
         cells.extend(since(self.held_since()));
         cells.extend([
             hour.acquisitions.to_string(),

@@ -72,7 +72,7 @@ impl BlockerRow {
     /// Returns the beginning of the longest known wait for the root.
     #[must_use]
     pub fn longest_wait(&self) -> Option<Since> {
-        self.root().waiters.iter().map(|waiter| waiter.since).min_by_key(|since| since.at)
+        self.root().longest_wait()
     }
 }
 

@@ -19,8 +19,6 @@ pub struct ContentionRow {
     pub id: LockId,
     /// The current state of the lock, or `None` if only its counts are left.
     pub lock: Option<Arc<LockView>>,
-    /// The beginning of the longest wait, or `None` if no waiter is known by name.
-    pub longest_wait: Option<Since>,
     /// The counts of the last hour, which may all be zero.
     pub last_hour: Tally,
 }
@@ -44,10 +42,8 @@ schema_of!(ContentionRow => ContentionJson<'_>);
 
 impl ContentionRow {
     fn new(id: &LockId, lock: Option<&Arc<LockView>>, tally: Option<&LockTally>) -> Self {
-        let waiters = lock.map(|lock| lock.waiters.as_slice()).unwrap_or_default();
         Self {
             id: id.clone(),
-            longest_wait: waiters.iter().map(|w| w.since).min_by_key(|since| since.at),
             lock: lock.cloned(),
             last_hour: tally.map(|tally| tally.tally.clone()).unwrap_or_default(),
         }
@@ -65,6 +61,12 @@ impl ContentionRow {
         self.lock.as_ref().is_none_or(|lock| lock.waiters_exact)
     }
 
+    /// Returns the beginning of the longest wait, or `None` if no waiter is known by name.
+    #[must_use]
+    pub fn longest_wait(&self) -> Option<Since> {
+        self.lock.as_ref()?.longest_wait()
+    }
+
     /// Returns the beginning of the longest current hold, or `None` while the lock is free.
     #[must_use]
     pub fn held_since(&self) -> Option<Since> {
@@ -78,7 +80,7 @@ impl Serialize for ContentionRow {
             lock: &self.id,
             waiting: self.waiting(),
             waiters_exact: self.is_exact(),
-            longest_wait_since: self.longest_wait,
+            longest_wait_since: self.longest_wait(),
             held_since: self.held_since(),
             last_hour: &self.last_hour,
         }
@@ -126,7 +128,7 @@ impl Listed for ContentionRow {
     }
 
     fn position(&self, sort: &str) -> Position<'_> {
-        let wait = self.longest_wait.map_or(u64::MAX, |since| since.at.0);
+        let wait = self.longest_wait().map_or(u64::MAX, |since| since.at.0);
         let waited = descending(self.last_hour.waited_ms());
         let rank = match sort {
             "waiting" => (descending(self.waiting()), wait),
@@ -183,6 +185,6 @@ mod tests {
         assert_eq!(list("", "wait")[0], "busy");
         assert_eq!(list("b", "waited"), ["before", "busy"]);
         let busy = ContentionRow::all(&published, &Filter::parse("busy").unwrap(), SteadyMillis(9));
-        assert_eq!(busy[0].longest_wait.map(|since| since.at), Some(SteadyMillis(4)));
+        assert_eq!(busy[0].longest_wait().map(|since| since.at), Some(SteadyMillis(4)));
     }
 }

@@ -7,7 +7,7 @@ use super::format::{self, Ago, rfc3339};
 use super::list_view::{Heading, ListView};
 use super::lock_link::LockLink;
 use super::picture::Histogram;
-use super::row::{HolderCell, held_since, only_suspected, row_id};
+use super::row::{HolderCell, only_suspected, row_id};
 use super::{Chrome, links};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, GroupTally, Tally};
@@ -104,9 +104,9 @@ impl ListView for ContentionRow {
             lock: LockLink::new(&self.id, chrome),
             row: self,
             waiting: format::count(self.waiting()),
-            wait: self.longest_wait.map(|since| Ago::since(since, now)),
+            wait: self.longest_wait().map(|since| Ago::since(since, now)),
             holder: lock.and_then(HolderCell::longest),
-            held: lock.and_then(held_since).map(|since| Ago::since(since, now)),
+            held: self.held_since().map(|since| Ago::since(since, now)),
             troubled: lock.is_some_and(|lock| !lock.problems.is_empty()),
             suspected: lock.is_none_or(only_suspected),
             queued: lock.is_some_and(|lock| lock.queued),

@@ -9,7 +9,7 @@ use super::lock_link::LockLink;
 use super::page::{self, Frame};
 use super::picture::Circle;
 use super::prose::Prose;
-use super::row::{Badge, HolderCell};
+use super::row::{Badge, HoldersCell};
 use super::{IncidentPage, IncidentStep, incidents, links};
 use crate::release::{MAX_REASON, Outcome, VALID};
 
@@ -54,8 +54,7 @@ struct IncidentTemplate<'a> {
     problem: &'static str,
     badge: Badge,
     extent: String,
-    holder: Option<HolderCell<'a>>,
-    more_holders: usize,
+    holders: Option<HoldersCell<'a>>,
     advice: Prose<'a>,
     evidence: Option<(Clock, Prose<'a>)>,
     /// The circle of waits of a deadlock.
@@ -77,7 +76,7 @@ struct IncidentTemplate<'a> {
 pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
     let (chrome, incident) = (&page.chrome, &page.incident);
     let now = chrome.now;
-    let (first, problem) = incident.first();
+    let (_, problem) = incident.first();
     let count = incident.locks.len();
     let shows = matches!(page.step, IncidentStep::Show);
     let title = format!("Incident: {}", incident.problem.name());
@@ -86,8 +85,7 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
         frame: Frame::new(page::title(chrome, &title), "", chrome).still(),
         badge: Badge::of_incident(incident, now),
         extent: incidents::extent(incident),
-        holder: HolderCell::longest(first).filter(|_| incident.holders() > 0),
-        more_holders: incident.holders().saturating_sub(1),
+        holders: HoldersCell::of_incident(incident),
         advice: Prose::naming(&problem.advice, &chrome.names),
         evidence: problem
             .evidence

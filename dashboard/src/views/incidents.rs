@@ -8,7 +8,7 @@ use super::list_view::{Heading, ListView};
 use super::lock_link::LockLink;
 use super::picture::Circle;
 use super::prose::Prose;
-use super::row::{Badge, HolderCell, row_id};
+use super::row::{Badge, HoldersCell, row_id};
 use super::{Chrome, ListPage, format, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Acknowledgement, ClearedProblem, LockView, RedView};
@@ -41,8 +41,7 @@ struct IncidentTemplate<'a> {
     all: String,
     /// The page of an incident of several locks, and the actions that it offers.
     page: Option<(String, &'static str)>,
-    holder: Option<HolderCell<'a>>,
-    more_holders: usize,
+    holders: Option<HoldersCell<'a>>,
     waiting: Option<String>,
     evidence: Option<(Clock, Prose<'a>, &'static str)>,
     advice: Prose<'a>,
@@ -111,8 +110,7 @@ impl ListView for IncidentRow {
                 };
                 (links::incident(self), together)
             }),
-            holder: HolderCell::longest(lock).filter(|_| self.holders() > 0),
-            more_holders: self.holders().saturating_sub(1),
+            holders: HoldersCell::of_incident(self),
             waiting: waiting(self),
             evidence: problem.evidence.last().map(|it| {
                 (Clock::new(it.at, now), Prose::naming(&it.text, &chrome.names), it.source)

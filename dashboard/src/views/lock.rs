@@ -11,7 +11,7 @@ use super::owner_name::OwnerName;
 use super::page::{Frame, MonitorHint, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, lasted};
 use super::prose::Prose;
-use super::row::{Badge, Ttl, client_words, held_since, unverified_remark};
+use super::row::{Badge, Ttl, client_words, unverified_remark};
 use super::shell::{self, Command, RawKey};
 use super::trace::{self, StepRow, TraceState};
 use super::{LockPage, Subject, links, lock_then};
@@ -134,7 +134,7 @@ impl<'a> Verdict<'a> {
                 })
                 .collect(),
             more_holders: holders.len().saturating_sub(NAMED),
-            held: lock.and_then(held_since).map(|since| Ago::since(since, now)),
+            held: lock.and_then(LockView::held_since).map(|since| Ago::since(since, now)),
             blocked: lock.and_then(|lock| Blocked::new(lock, now)),
             ttl: lock.map(|lock| match now {
                 AGELESS => Ttl::uncounted(lock),
@@ -171,11 +171,10 @@ impl<'a> Verdict<'a> {
 impl Blocked {
     /// Returns the waiters of a lock, if it has any.
     fn new(lock: &LockView, now: SteadyMillis) -> Option<Self> {
-        let longest = lock.waiters.iter().map(|waiter| waiter.since).min_by_key(|since| since.at);
         (lock.waiting > 0).then(|| Self {
             count: format::count(lock.waiting),
             exact: lock.waiters_exact,
-            longest: longest.map(|since| Ago::since(since, now)),
+            longest: lock.longest_wait().map(|since| Ago::since(since, now)),
             services: services(lock),
         })
     }

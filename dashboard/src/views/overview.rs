@@ -10,9 +10,8 @@ use super::incidents;
 use super::lock_link::LockLink;
 use super::page::{self, Frame};
 use super::picture::Heat;
-use super::row::{Badge, HolderCell};
+use super::row::{Badge, HolderCell, HoldersCell};
 use super::{Chrome, OverviewPage, links};
-use crate::clock::SteadyMillis;
 use crate::model::contention::{GroupTally, Tally};
 use crate::model::types::{ClientView, LockView, RedView};
 use crate::query::blockers::BlockerRow;
@@ -32,8 +31,7 @@ struct Incident<'a> {
     /// The servers of a red lock.
     red: Option<&'a RedView>,
     prefix: Option<String>,
-    holder: Option<HolderCell<'a>>,
-    more_holders: usize,
+    holders: Option<HoldersCell<'a>>,
     waiting: Option<String>,
 }
 
@@ -60,8 +58,7 @@ impl<'a> Incidents<'a> {
                 lock: incidents::link(row, chrome),
                 red: lock.red.as_deref(),
                 prefix: row.prefix().map(|prefix| text::visible(prefix.as_bytes())),
-                holder: HolderCell::longest(lock).filter(|_| row.holders() > 0),
-                more_holders: row.holders().saturating_sub(1),
+                holders: HoldersCell::of_incident(row),
                 waiting: incidents::waiting(row),
             }
         };
@@ -153,7 +150,7 @@ impl<'a> Blockers<'a> {
                     holder: HolderCell::longest(&step.lock),
                     waiting: format::count(step.lock.waiting),
                     exact: step.lock.waiters_exact,
-                    longest: longest_wait(&step.lock, chrome.now),
+                    longest: step.lock.longest_wait().map(|since| Ago::since(since, chrome.now)),
                     services: services(&step.lock),
                 })
                 .collect(),
@@ -164,11 +161,6 @@ impl<'a> Blockers<'a> {
             more: page.blockers.total.saturating_sub(page.blockers.rows.len()),
         }
     }
-}
-
-fn longest_wait(lock: &LockView, now: SteadyMillis) -> Option<Ago> {
-    let longest = lock.waiters.iter().map(|waiter| waiter.since).min_by_key(|since| since.at)?;
-    Some(Ago::since(longest, now))
 }
 
 /// Returns the services that wait for a lock in words, those with the most waiters first, and the number of other

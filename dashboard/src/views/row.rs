@@ -12,7 +12,7 @@ use super::page::STALE_MS;
 use super::picture::Spark;
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State,
+    Certainty, ClientView, HolderView, LockId, LockView, ProblemView, State,
 };
 use crate::query::incidents::IncidentRow;
 use crate::query::list::RowId;
@@ -133,10 +133,6 @@ pub(super) struct HolderCell<'a> {
 impl HtmlSafe for HolderCell<'_> {}
 
 impl<'a> HolderCell<'a> {
-    pub(super) fn new(deployment: &str, holder: &'a HolderView) -> Self {
-        Self { holder, name: OwnerName::of_holder(deployment, holder) }
-    }
-
     /// Returns the holder in plain text, without remarks.
     fn plain(&self) -> String {
         let mut words = self.name.plain();
@@ -152,8 +148,39 @@ impl<'a> HolderCell<'a> {
 
     /// Returns the holder that has held a lock longest.
     pub(super) fn longest(lock: &'a LockView) -> Option<Self> {
-        let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
-        holder.map(|holder| Self::new(&lock.id.deployment, holder))
+        let holder = lock.holders.iter().min_by_key(|holder| holder.since.at)?;
+        Some(Self { holder, name: OwnerName::of_holder(&lock.id.deployment, holder) })
+    }
+}
+
+/// The holder that has held a lock longest, and the number of others.
+#[derive(Template)]
+#[template(path = "parts/holders.html")]
+pub(super) struct HoldersCell<'a> {
+    longest: HolderCell<'a>,
+    more: usize,
+}
+
+impl HtmlSafe for HoldersCell<'_> {}
+
+impl<'a> HoldersCell<'a> {
+    fn of_lock(lock: &'a LockView) -> Option<Self> {
+        let longest = HolderCell::longest(lock)?;
+        Some(Self { longest, more: lock.holders.len() - 1 })
+    }
+
+    /// Returns the holders of all locks of an incident, and that of the first lock by name.
+    pub(super) fn of_incident(incident: &'a IncidentRow) -> Option<Self> {
+        let more = incident.holders().checked_sub(1)?;
+        Some(Self { longest: HolderCell::longest(incident.first().0)?, more })
+    }
+
+    /// Returns the holders in plain text, without remarks.
+    fn plain(&self) -> String {
+        match self.more {
+            0 => self.longest.plain(),
+            more => format!("{} and {more} more", self.longest.plain()),
+        }
     }
 }
 
@@ -189,11 +216,6 @@ pub(super) fn unverified_remark(client: &ClientView) -> Option<&'static str> {
     unchecked.then_some("as published by the agent, not verified")
 }
 
-/// Returns the instant since which a lock is held, by its longest holder.
-pub(super) fn held_since(lock: &LockView) -> Option<Since> {
-    lock.holders.iter().map(|holder| holder.since).min_by_key(|since| since.at)
-}
-
 /// A row of the table, identical in the page and in its patches.
 #[derive(Template)]
 #[template(path = "parts/row.html")]
@@ -204,9 +226,7 @@ pub(super) struct Row<'a> {
     place: Option<String>,
     lock: &'a LockView,
     problems: Vec<Badge>,
-    /// The holder that has held the lock longest.
-    holder: Option<HolderCell<'a>>,
-    more_holders: usize,
+    holders: Option<HoldersCell<'a>>,
     held: Option<Ago>,
     ttl: Ttl,
     /// The time to live as read, the instant of the read, and the time since then. It is omitted if a stream sends it
@@ -234,7 +254,6 @@ impl Read {
 
 impl<'a> Row<'a> {
     pub(super) fn new(lock: &'a LockView, deployment: bool, db: bool, now: SteadyMillis) -> Self {
-        let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
         let passed = now.millis_since(lock.observed_at());
         Self {
             id: row_id(RowId::of_lock(&lock.id)),
@@ -243,9 +262,8 @@ impl<'a> Row<'a> {
             place: place(&lock.id, deployment, db),
             lock,
             problems: lock.problems.iter().map(|problem| Badge::new(problem, now)).collect(),
-            holder: holder.map(|holder| HolderCell::new(&lock.id.deployment, holder)),
-            more_holders: lock.holders.len().saturating_sub(1),
-            held: held_since(lock).map(|since| Ago::since(since, now)),
+            holders: HoldersCell::of_lock(lock),
+            held: lock.held_since().map(|since| Ago::since(since, now)),
             ttl: Ttl::new(lock, now),
             read: Some(Read::new(lock, now)),
             stale: passed > STALE_MS,

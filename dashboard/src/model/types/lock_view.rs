@@ -347,6 +347,12 @@ impl LockView {
         self.holders.iter().map(|holder| holder.since).min_by_key(|since| since.at)
     }
 
+    /// Returns the beginning of the longest wait, or `None` if no waiter is known by name.
+    #[must_use]
+    pub fn longest_wait(&self) -> Option<Since> {
+        self.waiters.iter().map(|waiter| waiter.since).min_by_key(|since| since.at)
+    }
+
     /// Returns whether its server cannot be read, or it has not been read yet.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
