@@ -3,17 +3,16 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
+use super::Chrome;
 use super::format::{self, Ago, rfc3339};
 use super::list_view::{Heading, ListView};
-use super::lock_link::LockLink;
+use super::lock_link::{GroupLink, LockLink};
 use super::picture::Histogram;
 use super::row::{HolderCell, only_suspected, row_id};
-use super::{Chrome, links};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, GroupTally, Tally};
 use crate::query::Listed as _;
 use crate::query::contention::ContentionRow;
-use crate::text;
 
 /// The most groups shown, those most waited for first.
 const MAX_GROUPS: usize = 20;
@@ -130,26 +129,16 @@ pub(super) struct Groups<'a> {
 impl HtmlSafe for Groups<'_> {}
 
 struct Group<'a> {
-    /// The deployment, if there are several.
-    place: Option<&'a str>,
-    /// The name on one line, with nothing in it hidden.
-    name: String,
-    /// The address of the list of its locks.
-    link: String,
+    link: GroupLink,
     hour: Hour<'a>,
 }
 
 impl<'a> Groups<'a> {
     /// Returns the groups. `several` is true if there are several deployments.
     pub(super) fn new(contention: &'a Contention, several: bool) -> Self {
-        let group = |group: &'a GroupTally| {
-            let place = several.then_some(&*group.deployment);
-            Group {
-                place,
-                name: text::visible(group.lock_group.as_bytes()),
-                link: links::group(&group.lock_group, place),
-                hour: Hour::new(&group.tally),
-            }
+        let group = |group: &'a GroupTally| Group {
+            link: GroupLink::new(group, several),
+            hour: Hour::new(&group.tally),
         };
         Self {
             groups: contention.groups.iter().take(MAX_GROUPS).map(group).collect(),

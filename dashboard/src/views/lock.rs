@@ -11,7 +11,7 @@ use super::owner_name::OwnerName;
 use super::page::{Frame, MonitorHint, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, lasted};
 use super::prose::Prose;
-use super::row::{Badge, Ttl, client_words, unverified_remark};
+use super::row::{Badge, HolderCell, Ttl, client_words, unverified_remark};
 use super::shell::{self, Command, RawKey};
 use super::trace::{self, StepRow, TraceState};
 use super::{LockPage, Subject, links, lock_then};
@@ -56,8 +56,8 @@ struct Headline<'a> {
 
 /// One of the holders that the verdict names.
 struct VerdictHolder<'a> {
-    name: OwnerName,
-    view: &'a HolderView,
+    cell: HolderCell<'a>,
+    is_foreign: bool,
     since: Ago,
     process: Option<String>,
     /// A remark about the process, for its tooltip.
@@ -126,8 +126,8 @@ impl<'a> Verdict<'a> {
                 .iter()
                 .take(NAMED)
                 .map(|view| VerdictHolder {
-                    name: OwnerName::of_holder(&page.id.deployment, view),
-                    view,
+                    cell: HolderCell::new(&page.id.deployment, view),
+                    is_foreign: view.is_foreign(),
                     since: Ago::since(view.since, now),
                     process: view.client.as_deref().map(client_words),
                     remark: view.client.as_deref().and_then(unverified_remark),

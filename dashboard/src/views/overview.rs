@@ -7,11 +7,11 @@ use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago};
 use super::incidents;
-use super::lock_link::LockLink;
+use super::lock_link::{GroupLink, LockLink};
 use super::page::{self, Frame};
 use super::picture::Heat;
 use super::row::{Badge, HolderCell, HoldersCell};
-use super::{Chrome, OverviewPage, links};
+use super::{Chrome, OverviewPage};
 use crate::model::contention::{GroupTally, Tally};
 use crate::model::types::{ClientView, LockView, RedView};
 use crate::query::blockers::BlockerRow;
@@ -215,10 +215,7 @@ impl<'a> Oldest<'a> {
 
 /// The last hour of a group of locks.
 struct Group<'a> {
-    /// The deployment, if there are several.
-    place: Option<&'a str>,
-    name: String,
-    link: String,
+    link: GroupLink,
     tally: &'a Tally,
     acquisitions: String,
     waited: Option<String>,
@@ -241,11 +238,8 @@ impl<'a> Groups<'a> {
         let groups = &page.contention.groups;
         let group = |group: &'a GroupTally| {
             let (tally, waited) = (&group.tally, group.tally.waited_ms());
-            let place = page.chrome.several_deployments.then_some(&*group.deployment);
             Group {
-                place,
-                name: text::visible(group.lock_group.as_bytes()),
-                link: links::group(&group.lock_group, place),
+                link: GroupLink::new(group, page.chrome.several_deployments),
                 tally,
                 acquisitions: format::count(tally.acquisitions),
                 waited: (waited > 0).then(|| format::short_duration(waited)),

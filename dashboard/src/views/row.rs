@@ -6,17 +6,14 @@ use redisson::Kind;
 
 use super::format::AGELESS;
 use super::format::{self, Ago};
-use super::links;
+use super::lock_link::LockLink;
 use super::owner_name::OwnerName;
 use super::page::STALE_MS;
 use super::picture::Spark;
 use crate::clock::SteadyMillis;
-use crate::model::types::{
-    Certainty, ClientView, HolderView, LockId, LockView, ProblemView, State,
-};
+use crate::model::types::{Certainty, ClientView, HolderView, LockView, ProblemView, State};
 use crate::query::incidents::IncidentRow;
 use crate::query::list::RowId;
-use crate::text;
 
 /// A problem as a badge.
 #[derive(Debug, Template)]
@@ -126,30 +123,34 @@ impl Ttl {
 #[derive(Template)]
 #[template(path = "parts/holder.html")]
 pub(super) struct HolderCell<'a> {
-    holder: &'a HolderView,
+    view: &'a HolderView,
     name: OwnerName,
 }
 
 impl HtmlSafe for HolderCell<'_> {}
 
 impl<'a> HolderCell<'a> {
+    pub(super) fn new(deployment: &str, view: &'a HolderView) -> Self {
+        Self { view, name: OwnerName::of_holder(deployment, view) }
+    }
+
     /// Returns the holder in plain text, without remarks.
     fn plain(&self) -> String {
         let mut words = self.name.plain();
-        if self.holder.count > 1 {
-            words.push_str(&format!(" ×{}", self.holder.count));
+        if self.view.count > 1 {
+            words.push_str(&format!(" ×{}", self.view.count));
         }
-        if self.holder.mode != Kind::Lock {
+        if self.view.mode != Kind::Lock {
             words.push(' ');
-            words.push_str(self.holder.mode.as_str());
+            words.push_str(self.view.mode.as_str());
         }
         words
     }
 
     /// Returns the holder that has held a lock longest.
     pub(super) fn longest(lock: &'a LockView) -> Option<Self> {
-        let holder = lock.holders.iter().min_by_key(|holder| holder.since.at)?;
-        Some(Self { holder, name: OwnerName::of_holder(&lock.id.deployment, holder) })
+        let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
+        holder.map(|holder| Self::new(&lock.id.deployment, holder))
     }
 }
 
@@ -221,9 +222,7 @@ pub(super) fn unverified_remark(client: &ClientView) -> Option<&'static str> {
 #[template(path = "parts/row.html")]
 pub(super) struct Row<'a> {
     id: String,
-    link: String,
-    name: String,
-    place: Option<String>,
+    name: LockLink,
     lock: &'a LockView,
     problems: Vec<Badge>,
     holders: Option<HoldersCell<'a>>,
@@ -257,9 +256,7 @@ impl<'a> Row<'a> {
         let passed = now.millis_since(lock.observed_at());
         Self {
             id: row_id(RowId::of_lock(&lock.id)),
-            link: links::lock(&lock.id),
-            name: text::visible(lock.id.name.as_bytes()),
-            place: place(&lock.id, deployment, db),
+            name: LockLink::placed(&lock.id, deployment, db),
             lock,
             problems: lock.problems.iter().map(|problem| Badge::new(problem, now)).collect(),
             holders: HoldersCell::of_lock(lock),
@@ -295,16 +292,6 @@ pub(super) fn row_id(id: RowId<'_>) -> String {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
     format!("r{:016x}", hasher.finish())
-}
-
-/// Returns a lock's deployment and database, if they need to be shown next to its name.
-pub(super) fn place(id: &LockId, deployment: bool, db: bool) -> Option<String> {
-    match (deployment, db) {
-        (true, true) => Some(format!("{}/{}", id.deployment, id.db)),
-        (true, false) => Some(id.deployment.to_string()),
-        (false, true) => Some(format!("db {}", id.db)),
-        (false, false) => None,
-    }
 }
 
 /// Renders a row for a stream, without anything that changes by itself.

@@ -5,10 +5,10 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
+use super::super::lock_link::GroupLink;
 use super::super::{format, links};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, GroupTally, MINUTES, Minute};
-use crate::text;
 
 /// The most rows drawn.
 const MAX_ROWS: usize = 20;
@@ -38,10 +38,7 @@ impl HtmlSafe for Heat {}
 
 #[derive(Debug)]
 struct HeatRow {
-    /// The deployment, if there are several.
-    place: Option<String>,
-    name: String,
-    link: String,
+    group: GroupLink,
     waited: Option<String>,
     cells: Vec<Cell>,
     /// The group's hour in a sentence.
@@ -99,11 +96,8 @@ impl HeatRow {
         if !times.is_empty() {
             words.push_str(&format!("; problems at {}", times.join(", ")));
         }
-        let place = places.then_some(&*group.deployment);
         Self {
-            place: place.map(str::to_owned),
-            name: text::visible(group.lock_group.as_bytes()),
-            link: links::group(&group.lock_group, place),
+            group: GroupLink::new(group, places),
             waited: (waited > 0).then(|| format::short_duration(waited)),
             cells: group.minutes.iter().map(|minute| Cell::new(minute, end, y)).collect(),
             words,
