@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, Query};
+use axum::extract::ConnectInfo;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use futures_util::StreamExt as _;
@@ -27,31 +27,42 @@ use crate::views::{self, IncidentPage, IncidentStep};
 /// The number of locks that are read at once.
 const READS_AT_ONCE: usize = 16;
 
-/// Returns whether a request names that incident.
-fn names(app: &App, params: &Params<IncidentParams>, incident: &IncidentRow) -> bool {
-    let Ok(Query(params)) = params else { return false };
-    let deployment = app.deployment(params.deployment.as_deref());
-    let problem = params.problem.as_deref().and_then(ProblemKind::parse);
-    let key = params.key.as_deref().unwrap_or_default();
-    deployment.is_ok_and(|deployment| {
-        problem.is_some_and(|problem| incident.is_named(&deployment, problem, key))
+/// What distinguishes an incident from others.
+#[derive(Clone)]
+pub(super) struct IncidentName {
+    deployment: Arc<str>,
+    /// The problem, or `None` if there is no such problem.
+    problem: Option<ProblemKind>,
+    key: String,
+}
+
+/// Reads the name of the incident that a request is about.
+pub(super) fn named(app: &App, params: Params<IncidentParams>) -> Result<IncidentName, ApiError> {
+    let params = understood(params)?;
+    Ok(IncidentName {
+        deployment: app.deployment(params.deployment.as_deref())?,
+        problem: params.problem.as_deref().and_then(ProblemKind::parse),
+        key: params.key.unwrap_or_default(),
     })
 }
 
-/// Returns the incident that a request names.
-fn find(app: &App, params: Params<IncidentParams>) -> Result<IncidentRow, ApiError> {
-    let params = understood(params)?;
-    let deployment = app.deployment(params.deployment.as_deref())?;
-    let problem = ProblemKind::parse(&params.problem.unwrap_or_default());
-    let key = params.key.unwrap_or_default();
-    let published = Published::latest(&app.hub);
-    let found = problem.and_then(|problem| {
-        IncidentRow::find(&published, &deployment, problem, &key, SteadyMillis::now())
-    });
-    found.ok_or_else(|| {
-        let why = "this incident is over, or there never was one";
-        ApiError::new(StatusCode::NOT_FOUND, why)
-    })
+impl IncidentName {
+    fn is_of(&self, incident: &IncidentRow) -> bool {
+        self.problem.is_some_and(|problem| incident.is_named(&self.deployment, problem, &self.key))
+    }
+
+    /// Returns the incident, if it exists now.
+    fn find(&self, app: &App) -> Result<IncidentRow, ApiError> {
+        let published = Published::latest(&app.hub);
+        let found = self.problem.and_then(|problem| {
+            let (deployment, now) = (&self.deployment, SteadyMillis::now());
+            IncidentRow::find(&published, deployment, problem, &self.key, now)
+        });
+        found.ok_or_else(|| {
+            let why = "this incident is over, or there never was one";
+            ApiError::new(StatusCode::NOT_FOUND, why)
+        })
+    }
 }
 
 /// Returns whether the visitor has this right for some of the incident's locks.
@@ -65,9 +76,9 @@ fn find_for(
     app: &App,
     visitor: &CurrentVisitor,
     right: Right,
-    params: Params<IncidentParams>,
+    name: Result<IncidentName, ApiError>,
 ) -> Result<IncidentRow, ApiError> {
-    let incident = match find(app, params) {
+    let incident = match name.and_then(|name| name.find(app)) {
         Ok(incident) => incident,
         Err(error) => return visitor.needs(right).and(Err(error)),
     };
@@ -81,9 +92,9 @@ fn find_for(
 pub(super) fn releasable<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
-    params: Params<IncidentParams>,
+    name: Result<IncidentName, ApiError>,
 ) -> Result<(&'a Arc<Releases>, IncidentRow), ApiError> {
-    let incident = match find_for(app, visitor, Right::Release, params) {
+    let incident = match find_for(app, visitor, Right::Release, name) {
         // A missing right is reported before anything about this dashboard.
         Err(error) if error.status == StatusCode::FORBIDDEN => return Err(error),
         found => found,
@@ -132,7 +143,7 @@ fn shown(
 }
 
 pub async fn page(page: PageRequest, params: Params<IncidentParams>) -> Response {
-    let incident = find(&page.app, params);
+    let incident = named(&page.app, params).and_then(|name| name.find(&page.app));
     page.answered(incident.map(|found| shown(StatusCode::OK, &page, found, IncidentStep::Show)))
 }
 
@@ -143,7 +154,8 @@ pub async fn acknowledge_from_page(
     form: Result<VerifiedForm<AcknowledgeRequest>, ApiError>,
 ) -> Response {
     let response = async {
-        let incident = find_for(&page.app, &page.visitor, Right::Ack, params);
+        let name = named(&page.app, params);
+        let incident = find_for(&page.app, &page.visitor, Right::Ack, name);
         let (incident, request) = with_form(incident, form)?;
         let ids = incident.locks.iter().map(|lock| lock.id.clone()).collect();
         acknowledge_all(&page.app, &page.visitor, peer, ids, &request).await?;
@@ -200,7 +212,8 @@ async fn ask(
 
 pub async fn release_page(page: PageRequest, params: Params<IncidentParams>) -> Response {
     let response = async {
-        let (releases, incident) = releasable(&page.app, &page.visitor, params)?;
+        let name = named(&page.app, params);
+        let (releases, incident) = releasable(&page.app, &page.visitor, name)?;
         let step = ask(&page, releases, &incident, None, String::new()).await;
         Ok(shown(StatusCode::OK, &page, incident, step))
     };
@@ -227,22 +240,23 @@ pub(super) fn requested<'a>(
     form: Result<VerifiedForm<BatchRequest>, ApiError>,
 ) -> Result<Requested<'a>, ApiError> {
     let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
-    if let (Some(releases), Ok(VerifiedForm(request))) = (&app.releases, &form)
+    let name = named(app, params);
+    if let (Some(releases), Ok(name), Ok(VerifiedForm(request))) = (&app.releases, &name, &form)
         && visitor.needs(Right::Release).is_ok()
         && let Some((incident, running)) = releases.begun_batch(&request.seen, &operator)
-        && names(app, &params, &incident)
+        && name.is_of(&incident)
     {
         let reason = request.reason.clone();
         return Ok(Requested { releases, incident, release: Ok(running), reason });
     }
-    let asked = params.as_ref().ok().map(|Query(params)| Query(params.clone()));
-    match with_form(releasable(app, visitor, params), form) {
+    let asked = name.as_ref().ok().cloned();
+    match with_form(releasable(app, visitor, name), form) {
         Ok(((releases, incident), request)) => {
             let release = releases.release_batch(&incident, &request, &operator);
             Ok(Requested { releases, incident, release, reason: request.reason })
         }
         Err(error) => {
-            let incident = asked.and_then(|asked| find(app, Ok(asked)).ok());
+            let incident = asked.and_then(|name| name.find(app).ok());
             if let (Some(releases), Some(incident)) = (&app.releases, incident) {
                 let id = &incident.first().0.id;
                 releases.record_rejection(id, &operator, "", &error.detail);

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::incident::{offer, releasable, requested};
+use super::incident::{named, offer, releasable, requested};
 use super::release::rejected;
 use crate::clock::{SteadyMillis, millis};
 use crate::http::app::App;
@@ -68,7 +68,7 @@ pub(in crate::http) async fn look(
     visitor: CurrentVisitor,
     params: Params<IncidentParams>,
 ) -> Result<Json<OfferJson>, ApiError> {
-    let (releases, incident) = releasable(&app, &visitor, params)?;
+    let (releases, incident) = releasable(&app, &visitor, named(&app, params))?;
     let valid_until = SteadyMillis::now().plus(millis(VALID));
     let (seen, batch, more) = offer(&app, releases, &visitor, &incident).await;
     let left_out = batch.left_out.iter().cloned().map(|(lock, why)| LeftOutJson { lock, why });

@@ -92,25 +92,31 @@ pub(super) async fn read_offer(app: &App, id: &LockId) -> Result<Offer, String> 
     Offer::new(view, reading, (asked, read_at)).ok_or_else(|| NOTHING_TO_RELEASE.to_owned())
 }
 
-async fn current_step(
-    app: &App,
+/// Reads a lock and asks what to release, again after a mistake with the target and reason that were typed.
+async fn ask(
+    page: &PageRequest,
     releases: &Releases,
     id: &LockId,
-    visitor: &CurrentVisitor,
+    mistake: Option<String>,
+    target: Option<String>,
+    reason: String,
 ) -> ReleaseStep {
-    match read_offer(app, id).await {
-        Ok(offer) => {
-            let (seen, offer) = releases.offer(offer, visitor.shared_name());
-            ReleaseStep::Ask { offer, seen, mistake: None, target: None, reason: String::new() }
+    match (read_offer(&page.app, id).await, mistake) {
+        (Ok(offer), mistake) => {
+            let (seen, offer) = releases.offer(offer, page.visitor.shared_name());
+            ReleaseStep::Ask { offer, seen, mistake, target, reason }
         }
-        Err(why) => ReleaseStep::Nothing(why),
+        (Err(why), None) => ReleaseStep::Nothing(why),
+        (Err(why), Some(mistake)) => {
+            ReleaseStep::Nothing(format!("Nothing was done: {mistake}. {why}"))
+        }
     }
 }
 
 pub async fn page(page: PageRequest, params: Params<LockParams>) -> Response {
     let response = async {
         let (releases, id) = allowed(&page.app, &page.visitor, params)?;
-        let step = current_step(&page.app, releases, &id, &page.visitor).await;
+        let step = ask(&page, releases, &id, None, None, String::new()).await;
         Ok(shown(StatusCode::OK, &page, id, step))
     };
     page.answered(response.await)
@@ -133,21 +139,9 @@ pub async fn from_page(
         })?;
         let (status, step) = match releases.release(&id, &request, &operator).await {
             Ok(outcome) => (outcome_status(&outcome), ReleaseStep::Done(outcome)),
-            // The typed text remains, and the lock is shown in its current state.
             Err(error) => {
-                let step = match current_step(&page.app, releases, &id, &page.visitor).await {
-                    ReleaseStep::Ask { offer, seen, .. } => ReleaseStep::Ask {
-                        offer,
-                        seen,
-                        mistake: Some(error.to_string()),
-                        target: Some(request.target),
-                        reason: request.reason,
-                    },
-                    ReleaseStep::Nothing(why) => {
-                        ReleaseStep::Nothing(format!("Nothing was done: {error}. {why}"))
-                    }
-                    done @ ReleaseStep::Done(_) => done,
-                };
+                let (mistake, target) = (Some(error.to_string()), Some(request.target));
+                let step = ask(&page, releases, &id, mistake, target, request.reason).await;
                 (error_status(&error), step)
             }
         };
