@@ -14,7 +14,7 @@ use super::columns::{holder, instant, lock, problem, since, stored};
 use crate::clock::SteadyMillis;
 use crate::model::RestoredLock;
 use crate::model::types::{
-    Acknowledgement, Certainty, Ending, LockId, PastHold, PastHoldView, ProblemKind,
+    Acknowledgement, Certainty, Ending, LockId, PastEnding, PastHold, PastHoldView, ProblemKind,
 };
 
 /// The most holders at one instant, since a lock has at most that many readers.
@@ -361,7 +361,7 @@ fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {
 /// Parses a hold whose holder is in this column.
 pub(super) fn hold_from(row: &Row<'_>, first: usize) -> rusqlite::Result<PastHoldView> {
     let how: Option<String> = row.get(first + 4)?;
-    let ended = how.map(|how| Ending::parse(&how).map_or("unseen", Ending::as_str));
+    let ended = how.map(|how| PastEnding::parse(&how));
     Ok(PastHoldView {
         id: row.get(first)?,
         since: since(row, first + 1)?,

@@ -10,7 +10,8 @@ use super::*;
 use crate::model::actor::Hub;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{
-    Acknowledgement, Certainty, Ending, EventFields, LockId, PastHold, ProblemKind, Since,
+    Acknowledgement, Certainty, Ending, EventFields, LockId, PastEnding, PastHold, ProblemKind,
+    Since,
 };
 
 fn id(thread: i64) -> HolderId {
@@ -137,7 +138,7 @@ async fn a_hold_found_again_is_one_and_a_missed_end_is_reported_as_unseen() {
     assert_eq!(holders(&reader, b"a", 3_000).await.len(), 1);
     let reader = written(folder.path(), 0, [began(7_000)]).await;
     let then = reader.at(lock(b"a"), SteadyMillis(3_000)).await.unwrap();
-    assert_eq!((then.holders.len(), then.holders[0].ended), (1, Some("unseen")));
+    assert_eq!((then.holders.len(), then.holders[0].ended), (1, Some(PastEnding::Unseen)));
     assert_eq!(holders(&reader, b"a", 8_000).await.len(), 1);
 }
 
@@ -150,7 +151,7 @@ async fn only_the_end_that_turned_out_to_be_by_force_is_corrected() {
     let reader = written(folder.path(), 0, [ended(b"a", 2, 3_500, 4_000), forced]).await;
     let how = async |at| {
         let answer = reader.at(lock(b"a"), SteadyMillis(at)).await.unwrap();
-        answer.holders.iter().map(|hold| hold.ended).collect::<Vec<_>>()
+        answer.holders.iter().map(|hold| hold.ended.map(PastEnding::as_str)).collect::<Vec<_>>()
     };
     assert_eq!(how(1_500).await, [Some("released")]);
     assert_eq!(how(3_200).await, [Some("forced")]);

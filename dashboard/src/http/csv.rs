@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::archive::{HeldLock, PastEvent};
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockId, LockView, Since};
+use crate::model::types::{LockId, LockView, PastEnding, Since};
 use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
@@ -349,7 +349,7 @@ impl Record for HeldLock {
         cells.extend(since(Some(self.hold.since)));
         cells.extend([
             self.hold.to.map(instant).unwrap_or_default(),
-            self.hold.ended.unwrap_or_default().to_owned(),
+            number(self.hold.ended.map(PastEnding::as_str)),
             problems.join("; "),
         ]);
         cells

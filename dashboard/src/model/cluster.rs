@@ -220,8 +220,8 @@ mod tests {
     use super::*;
     use crate::clock::SteadyMillis;
     use crate::model::types::{
-        AgentReport, AgentWaiters, AwaitedLock, LockId, Presence, ProblemKind, Reading, Source,
-        State,
+        AgentReport, AgentWaiters, AwaitedLock, LockId, PastEnding, Presence, ProblemKind, Reading,
+        Source, State,
     };
 
     /// Returns a cluster of two readable nodes, each with half of the slots.
@@ -308,7 +308,10 @@ mod tests {
         model.observe(nodes[0], released);
         let id = LockId { deployment: Arc::from("main"), db: 0, name: name(&lock) };
         model.publish(SteadyMillis(0));
-        assert_eq!(model.snapshot.get(&id).unwrap().history.past[0].ended, Some("released"));
+        assert_eq!(
+            model.snapshot.get(&id).unwrap().history.past[0].ended.map(PastEnding::as_str),
+            Some("released")
+        );
         // Another node takes over, and the one before reports its end later.
         assert_eq!(listens(&mut model, nodes[1], true, 2_000), [Some(at(1)); 2]);
         // That one may have reconnected in between.
@@ -455,7 +458,7 @@ mod tests {
         assert_eq!(state(&mut model, &goes), Some(State::Free));
         let id = LockId { deployment: Arc::from("main"), db: 0, name: name(&goes) };
         let view = model.snapshot.get(&id).unwrap();
-        assert_eq!(view.history.past[0].ended, Some("vanished"));
+        assert_eq!(view.history.past[0].ended.map(PastEnding::as_str), Some("vanished"));
         assert_eq!(state(&mut model, &stays), Some(State::Held));
         // No node serves the slots of a node that has left, so its locks stay as they were last seen.
         read(&mut model, nodes[0], &stays, 900, held(1, 1, Some(30_000)));

@@ -2,7 +2,7 @@
 
 use super::words::{self, FilterError, Text, Value, one_of, without};
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{ClientView, EVENT_WORDS, Ending, EventFields, ProblemKind};
+use crate::model::types::{ClientView, EVENT_WORDS, EventFields, PastEnding, ProblemKind};
 
 /// A filter of events, ready to be applied.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -21,9 +21,6 @@ enum Term {
     Deployment(Text),
     Db(u32),
 }
-
-/// The word for the unobserved end of a hold.
-const UNSEEN: &str = "unseen";
 
 impl words::Term for Term {
     const KEYS: &'static [&'static str] = &[
@@ -76,9 +73,7 @@ impl words::Term for Term {
                 let kind = kind.ok_or_else(|| one_of(key, text, &format!("any, {words}")))?;
                 Self::Problem(Some(kind))
             }
-            "ended" => {
-                Self::Ended(find(&mut Ending::ALL.into_iter().map(Ending::as_str).chain([UNSEEN]))?)
-            }
+            "ended" => Self::Ended(find(&mut PastEnding::words())?),
             "deployment" => Self::Deployment(Text::new(text)),
             "db" => Self::Db(words::db(text)?),
             _ => return Ok(None),

@@ -12,7 +12,7 @@ use super::prose::Prose;
 use super::{Chrome, EventRow, HistoryPage, links};
 use crate::archive::{HeldThen, PastEvent};
 use crate::clock::SteadyMillis;
-use crate::model::types::{EVENT_WORDS, EventView, LockId, ProblemKind};
+use crate::model::types::{EVENT_WORDS, Ending, EventView, LockId, PastEnding, ProblemKind};
 use crate::query::{EventFilter, with_term};
 
 /// The spans that one click selects.
@@ -28,15 +28,17 @@ impl EventRow {
         let (owner, text) = match event.event.as_str() {
             "taken" => (Some(&event.subject), String::new()),
             "ended" => {
-                let how = match detail {
-                    "released" => "released it",
-                    "handed_over" => "handed it over",
-                    "ran_out" => "held it until its lease ran out",
-                    "vanished" => "no longer holds it; no release message was received",
-                    "forced" => "lost it by force",
-                    "restarted" => "lost it in a restart of the server",
-                    "replaced" => "lost it: the key became something else",
-                    _ => "no longer holds it; its end was not seen",
+                let how = match PastEnding::parse(detail) {
+                    PastEnding::Seen(Ending::Released) => "released it",
+                    PastEnding::Seen(Ending::HandedOver) => "handed it over",
+                    PastEnding::Seen(Ending::Expired) => "held it until its lease ran out",
+                    PastEnding::Seen(Ending::Vanished) => {
+                        "no longer holds it; no release message was received"
+                    }
+                    PastEnding::Seen(Ending::Forced) => "lost it by force",
+                    PastEnding::Seen(Ending::Restarted) => "lost it in a restart of the server",
+                    PastEnding::Seen(Ending::Replaced) => "lost it: the key became something else",
+                    PastEnding::Unseen => "no longer holds it; its end was not seen",
                 };
                 (Some(&event.subject), how.to_owned())
             }

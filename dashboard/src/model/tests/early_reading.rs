@@ -5,7 +5,11 @@ use redisson::monitor::Action;
 use super::*;
 
 fn endings(view: &LockView) -> Vec<(SteadyMillis, &'static str)> {
-    view.history.past.iter().filter_map(|past| past.to.zip(past.ended)).collect()
+    view.history
+        .past
+        .iter()
+        .filter_map(|past| past.to.zip(past.ended.map(PastEnding::as_str)))
+        .collect()
 }
 
 #[test]

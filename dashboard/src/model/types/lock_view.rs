@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use super::client_view::ClientView;
 use super::events::EventLog;
 use super::id::LockId;
-use super::past::{Ending, HistoryView};
+use super::past::{HistoryView, PastEnding};
 use super::problem::ProblemView;
 use super::renewals::Renewals;
 use super::since::Since;
@@ -334,11 +334,7 @@ impl LockView {
     /// Returns whether one of its latest holds was released.
     #[must_use]
     pub fn is_sometimes_released(&self) -> bool {
-        let endings = [Ending::Released, Ending::HandedOver].map(Ending::as_str);
-        self.history
-            .past
-            .iter()
-            .any(|hold| hold.ended.is_some_and(|ended| endings.contains(&ended)))
+        self.history.past.iter().any(|hold| hold.ended.is_some_and(PastEnding::is_wanted))
     }
 
     /// Returns the beginning of the longest hold, or `None` while the lock is free.

@@ -42,8 +42,8 @@ pub use observation::{
 };
 pub use part::{Entry, Part};
 pub use past::{
-    ArchiveEntry, EVENT_WORDS, Ending, EventFields, HistoryView, OperatorAction, PastHold,
-    PastHoldView, PastOfLock, PastWait, PastWaitView,
+    ArchiveEntry, EVENT_WORDS, Ending, EventFields, HistoryView, OperatorAction, PastEnding,
+    PastHold, PastHoldView, PastOfLock, PastWait, PastWaitView,
 };
 pub use problem::{Acknowledgement, Certainty, Evidence, ProblemKind, ProblemView, WaitView};
 pub use read_request::{KnownParts, LastReading, ReadRequest};

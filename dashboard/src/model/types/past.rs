@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
 
@@ -76,6 +76,47 @@ impl Ending {
     }
 }
 
+/// The way in which a hold of the history ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PastEnding {
+    Seen(Ending),
+    /// The hold was over when it was next looked for.
+    Unseen,
+}
+
+impl PastEnding {
+    /// Returns every word for an ending.
+    pub fn words() -> impl Iterator<Item = &'static str> {
+        Ending::ALL.into_iter().map(Self::Seen).chain([Self::Unseen]).map(Self::as_str)
+    }
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Seen(ending) => ending.as_str(),
+            Self::Unseen => "unseen",
+        }
+    }
+
+    /// Parses a word of the history.
+    #[must_use]
+    pub fn parse(word: &str) -> Self {
+        Ending::parse(word).map_or(Self::Unseen, Self::Seen)
+    }
+
+    /// Returns whether the holder meant the hold to end.
+    #[must_use]
+    pub fn is_wanted(self) -> bool {
+        matches!(self, Self::Seen(ending) if ending.is_wanted())
+    }
+}
+
+impl Serialize for PastEnding {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
 /// A hold that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastHold {
@@ -99,7 +140,7 @@ impl PastHold {
             id: self.id.text().into_owned(),
             since: self.since,
             to: Some(self.to),
-            ended: Some(self.ended.as_str()),
+            ended: Some(PastEnding::Seen(self.ended)),
         }
     }
 }
@@ -115,11 +156,11 @@ pub struct PastHoldView {
     pub to: Option<SteadyMillis>,
     /// The way in which it ended; none while it lasts.
     #[schema(schema_with = endings)]
-    pub ended: Option<&'static str>,
+    pub ended: Option<PastEnding>,
 }
 
 fn endings() -> utoipa::openapi::Object {
-    let words = Ending::ALL.map(Ending::as_str).map(Some).into_iter().chain([Some("unseen"), None]);
+    let words = PastEnding::words().map(Some).chain([None]);
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
         .enum_values(Some(words))

@@ -12,7 +12,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format;
-use crate::model::types::PastHoldView;
+use crate::model::types::{Ending, PastEnding, PastHoldView};
 
 pub(super) use circle::Circle;
 pub(super) use density::{Strip, word};
@@ -46,7 +46,7 @@ impl Spark {
             let millis = lasted(hold).unwrap_or(0);
             let (x, high) = (i * STEP, height(millis));
             let bar = format!("M{x} {HEIGHT}v-{high}h3v{high}z");
-            let wanted = matches!(hold.ended, Some("released" | "handed_over") | None);
+            let wanted = hold.ended.is_none_or(PastEnding::is_wanted);
             if wanted {
                 fine.push_str(&bar);
             } else {
@@ -71,16 +71,16 @@ pub(super) fn lasted(hold: &PastHoldView) -> Option<u64> {
 
 /// Returns the end of a hold, in words.
 pub(super) fn ending_words(hold: &PastHoldView) -> &'static str {
-    match hold.ended {
-        None => "still held",
-        Some("released") => "released",
-        Some("handed_over") => "handed over",
-        Some("ran_out") => "its lease ran out",
-        Some("vanished") => "gone before its lease was over",
-        Some("forced") => "ended by force",
-        Some("restarted") => "lost in a restart",
-        Some("replaced") => "the key became something else",
-        Some(_) => "its end was not seen",
+    let Some(ended) = hold.ended else { return "still held" };
+    match ended {
+        PastEnding::Seen(Ending::Released) => "released",
+        PastEnding::Seen(Ending::HandedOver) => "handed over",
+        PastEnding::Seen(Ending::Expired) => "its lease ran out",
+        PastEnding::Seen(Ending::Vanished) => "gone before its lease was over",
+        PastEnding::Seen(Ending::Forced) => "ended by force",
+        PastEnding::Seen(Ending::Restarted) => "lost in a restart",
+        PastEnding::Seen(Ending::Replaced) => "the key became something else",
+        PastEnding::Unseen => "its end was not seen",
     }
 }
 
@@ -101,7 +101,7 @@ pub(super) mod tests {
             id: id.into(),
             since: Since { at: SteadyMillis(from), exact: true },
             to: Some(SteadyMillis(to)),
-            ended: Some(ended),
+            ended: Some(PastEnding::parse(ended)),
         }
     }
 

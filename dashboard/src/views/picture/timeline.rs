@@ -13,7 +13,7 @@ use super::time_axis::{Mark, TimeAxis};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{
-    HolderView, LockView, PastHoldView, Renewals, State, WaiterView, client_of,
+    Ending, HolderView, LockView, PastEnding, PastHoldView, Renewals, State, WaiterView, client_of,
 };
 use crate::text::visible;
 
@@ -98,13 +98,14 @@ pub(in super::super) struct Timeline {
 impl HtmlSafe for Timeline {}
 
 /// Returns the class for a bar's shape and colour.
-fn class(ended: Option<&str>) -> &'static str {
+fn class(ended: Option<PastEnding>) -> &'static str {
+    use Ending::{Expired, Forced, HandedOver, Released, Replaced, Restarted, Vanished};
     match ended {
         None => "now",
-        Some("released" | "handed_over") => "released",
-        Some("ran_out") => "ran-out",
-        Some("forced") => "forced",
-        Some(_) => "vanished",
+        Some(PastEnding::Seen(Released | HandedOver)) => "released",
+        Some(PastEnding::Seen(Expired)) => "ran-out",
+        Some(PastEnding::Seen(Forced)) => "forced",
+        Some(PastEnding::Seen(Vanished | Restarted | Replaced) | PastEnding::Unseen) => "vanished",
     }
 }
 

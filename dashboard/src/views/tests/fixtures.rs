@@ -270,7 +270,7 @@ fn past_hold(n: u64, began_ms: u64, lasted_ms: u64, ended: &'static str) -> Past
         id: holder(n, 1, 0, true).id.into(),
         since: Since { at: ago(began_ms), exact: true },
         to: Some(ago(began_ms - lasted_ms)),
-        ended: Some(ended),
+        ended: Some(PastEnding::parse(ended)),
     }
 }
 

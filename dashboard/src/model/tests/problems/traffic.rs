@@ -79,7 +79,11 @@ fn monitor_shows_locks_renewals_and_releases_that_no_other_source_shows() {
     let view = shown(&mut model, "a").unwrap();
     assert!(
         view.problems.is_empty()
-            && view.history.past.iter().all(|past| past.ended == Some("released"))
+            && view
+                .history
+                .past
+                .iter()
+                .all(|past| past.ended == Some(PastEnding::Seen(Ending::Released)))
     );
     // MONITOR and the message report the same release.
     let events = view.events.views().len();
@@ -232,7 +236,10 @@ fn a_holder_that_returns_to_a_deleted_lock_is_no_expiry_or_the_evidence_says_so(
         shown(&mut model, "a").unwrap()
     };
     let view = returns(true);
-    assert_eq!((problems(&view), view.history.past[0].ended), (vec![], Some("forced")));
+    assert_eq!(
+        (problems(&view), view.history.past[0].ended.map(PastEnding::as_str)),
+        (vec![], Some("forced"))
+    );
     let view = returns(false);
     assert_eq!(problems(&view), [(ProblemKind::Expired, CERTAIN)]);
     let evidence = &view.problems[0].evidence.last().unwrap().text;
@@ -257,7 +264,7 @@ fn a_hold_that_is_handed_over_ends_and_another_begins() {
     let what = monitor::Action::HandedOver { to: mine(99), lease: Some(Duration::from_secs(30)) };
     traffic(&mut model, 5_000, vec![event("a", 52, what)]);
     let view = shown(&mut model, "a").unwrap();
-    assert_eq!(view.history.past[0].ended, Some("handed_over"));
+    assert_eq!(view.history.past[0].ended.map(PastEnding::as_str), Some("handed_over"));
     assert_eq!(
         (view.holders[0].id.to_string(), view.holders[0].since.at.0),
         (mine(99).to_string(), 5_000)
@@ -403,8 +410,12 @@ fn a_writer_that_goes_on_reading_ends_only_its_write_side() {
         }
         read(&mut model, "a", 3_010, side(&[both(false)], "read"));
         let view = shown(&mut model, "a").unwrap();
-        let past: Vec<_> =
-            view.history.past.iter().map(|past| (&*past.id, past.to, past.ended)).collect();
+        let past: Vec<_> = view
+            .history
+            .past
+            .iter()
+            .map(|past| (&*past.id, past.to, past.ended.map(PastEnding::as_str)))
+            .collect();
         let end = SteadyMillis(if monitored { 3_000 } else { 3_011 });
         assert_eq!(past, [(&*both(true).to_string(), Some(end), Some("released"))]);
         assert_eq!((view.holders.len(), view.holders[0].since.at), (1, SteadyMillis(1_001)));
