@@ -358,8 +358,16 @@ impl Record for HeldLock {
 
 #[cfg(test)]
 mod tests {
+    use redisson::{ClientId, HolderId};
+
     use super::*;
-    use crate::query::fixtures::{leaked, lock};
+    use crate::archive::ProblemThen;
+    use crate::model::contention::{Longest, Tally};
+    use crate::model::types::{
+        ClientView, Ending, Evidence, PastHoldView, ProblemView, WaiterView,
+    };
+    use crate::query::fixtures::{leaked, lock, published};
+    use crate::query::{Filter, Listed, LockRow};
 
     #[test]
     fn nothing_runs_as_a_formula_and_nothing_breaks_out_of_its_cell() {
@@ -385,17 +393,116 @@ mod tests {
         String::from_utf8(bytes.to_vec()).unwrap()
     }
 
-    #[tokio::test]
-    async fn every_row_has_a_cell_for_each_heading() {
+    const EXPECTED: [&str; 8] = [
+        "deployment=main db=0 name=\"'=cmd\" state=held confirmed=true kind=lock \
+            holders=\"285475da-9152-4c83-822a-67ee2f116a79:52 x2 lock\" \
+            held_since=1970-01-01T00:16:40.000Z held_since_exact=true ttl_ms=30000 \
+            observed_at=1970-01-01T00:17:40.000Z lease_ms=90000 renewed=true waiting=3 \
+            waiters_exact=true problems=\"leaked certain\"",
+        "deployment=main id=285475da-9152-4c83-822a-67ee2f116a79 holds=1 with_problems=1 \
+            waits=0 oldest=1970-01-01T00:16:40.000Z oldest_exact=true host=web-7 pid=41 \
+            process=java address=10.0.0.7 alive=false verified=true by=instance processes=0 \
+            gone=0",
+        "deployment=main db=0 name=\"'=cmd\" holders=285475da-9152-4c83-822a-67ee2f116a79:52 \
+            held_since=1970-01-01T00:16:40.000Z held_since_exact=true blocks=3 locks=1",
+        "deployment=main problem=leaked certainty=certain since=1970-01-01T00:00:00.000Z \
+            locks=1 first_lock=\"'=cmd\" owner=285475da-9152-4c83-822a-67ee2f116a79 waiting=3 \
+            acknowledged=false advice=look deployments=main",
+        "deployment=main db=0 name=\"'=cmd\" problem=leaked certainty=certain \
+            since=1970-01-01T00:00:00.000Z evidence=\"1970-01-01T00:17:30.000Z poll: seen\" \
+            advice=look",
+        "deployment=main db=0 name=\"'=cmd\" waiting=3 waiters_exact=true \
+            longest_wait_since=1970-01-01T00:17:10.000Z longest_wait_since_exact=false \
+            held_since=1970-01-01T00:16:40.000Z held_since_exact=true acquisitions=5 waits=0 \
+            waits_given_up=7 waiting_ms=8 longest_wait_ms=10 holds=0 holds_lost=6 hold_p50_ms= \
+            hold_p99_ms= longest_hold_ms=9",
+        "at=1970-01-01T00:16:40.000Z event=ended deployment=main db=0 name=a subject=x:1 \
+            detail=released",
+        "deployment=main db=0 name=a holder=x:1 held_since=1970-01-01T00:16:40.000Z \
+            held_since_exact=true ended_at=1970-01-01T00:17:40.000Z ended=released \
+            problems=\"leaked certain\"",
+    ];
+
+    /// Returns each heading of a row with its cell.
+    async fn pairs<T: Record>(row: T) -> String {
+        let text = written(vec![row], Total::Exactly(1)).await;
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+        let [headings, cells] = &lines[..] else { panic!("{text}") };
+        assert_eq!(headings.len(), cells.len(), "{text}");
+        let pairs = headings.iter().zip(cells).map(|(heading, cell)| format!("{heading}={cell}"));
+        pairs.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Returns the first row of a list of one lock in trouble, which somebody waits for.
+    fn first<T: Listed>() -> T {
+        let waiter = WaiterView {
+            id: "7ee2f116-9152-4c83-822a-285475da0000:9".into(),
+            since: Since { at: SteadyMillis(1_030_000), exact: false },
+            attempts: Some(1),
+            client: None,
+        };
         let mut view = lock("=cmd");
-        view.problems.push(leaked());
-        let text = written(vec![Arc::new(view)], Total::Exactly(1)).await;
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 2);
-        assert!(lines[1].starts_with("main,0,\"'=cmd\",held,true,lock,"), "{text}");
-        assert!(lines[1].ends_with(",\"leaked certain\""), "{text}");
-        let view = lock("a");
-        assert_eq!(Arc::new(view).cells().len(), <Arc<LockView>>::COLUMNS.len());
+        (view.waiting, view.waiters_exact, view.lease_ms) = (3, true, Some(90_000));
+        view.renewed = true;
+        view.waiters.push(waiter);
+        view.holders[0].count = 2;
+        view.holders[0].client = Some(Box::new(ClientView {
+            addr: Some("10.0.0.7".into()),
+            host: Some("web-7".into()),
+            pid: Some(41),
+            comm: Some("java".into()),
+            alive: Some(false),
+            verified: Some(true),
+            ..ClientView::default()
+        }));
+        let evidence =
+            Evidence { at: SteadyMillis(1_050_000), source: "poll", text: "seen".into() };
+        let (evidence, advice) = (vec![evidence], "look".into());
+        view.problems.push(ProblemView { evidence, advice, ..leaked() });
+        let filter = Filter::default();
+        T::all(&published([view]), &filter, SteadyMillis(1_060_000)).remove(0)
+    }
+
+    #[tokio::test]
+    async fn each_heading_has_its_value() {
+        let id = lock("a").id;
+        let longest = |ms| {
+            let (lock, id) = (id.clone(), HolderId::new(ClientId::from_random([1; 16]), 1).into());
+            let since = Since { at: SteadyMillis(1), exact: true };
+            Some(Box::new(Longest { lock, id, since, ms }))
+        };
+        let last_hour = Tally {
+            acquisitions: 5,
+            holds_lost: 6,
+            waits_given_up: 7,
+            waiting_ms: 8,
+            longest_hold: longest(9),
+            longest_wait: longest(10),
+            ..Tally::default()
+        };
+        let (at, to) = (SteadyMillis(1_000_000), SteadyMillis(1_060_000));
+        let event = PastEvent {
+            at,
+            event: "ended".into(),
+            lock: id.clone(),
+            subject: "x:1".into(),
+            detail: Some("released".into()),
+        };
+        let (problem, certainty) = ("leaked".into(), "certain".into());
+        let problems = vec![ProblemThen { problem, certainty, since: at, to: None }];
+        let (since, ended) = (Since { at, exact: true }, Some(PastEnding::Seen(Ending::Released)));
+        let hold = PastHoldView { id: "x:1".into(), since, to: Some(to), ended };
+        let rows = [
+            pairs(first::<LockRow>()).await,
+            pairs(first::<OwnerRow>()).await,
+            pairs(first::<BlockerRow>()).await,
+            pairs(first::<IncidentRow>()).await,
+            pairs(first::<ProblemRow>()).await,
+            pairs(ContentionRow { last_hour, ..first() }).await,
+            pairs(event).await,
+            pairs(HeldLock { lock: id, hold, problems }).await,
+        ];
+        assert_eq!(rows, EXPECTED);
     }
 
     #[tokio::test]
