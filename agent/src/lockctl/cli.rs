@@ -81,7 +81,7 @@ pub(crate) enum Verb {
         /// Confirm the release; locks of your own are released by the process that holds them
         #[arg(long, required = true)]
         force: bool,
-        /// Only if this holder has it; `lockctl show` prints the id
+        /// Only if this holder has it, and only its hold if others have the lock too; `lockctl show` prints the id
         #[arg(long, value_name = "ID")]
         holder: Option<OsString>,
         /// The lock's name

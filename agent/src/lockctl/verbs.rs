@@ -135,9 +135,10 @@ async fn unlock(
         return Ok(serde_json::json!({ "released": holders, "waiters": waiters }).to_string());
     }
     let name = printable(lock);
-    let freed = match holders {
-        0 => format!("{name} is free"),
-        _ => format!("released {name}, holders: {holders}"),
+    let freed = match (holders, holder) {
+        (0, _) => format!("{name} is free"),
+        (_, None) => format!("released {name}, holders: {holders}"),
+        (_, Some(id)) => format!("released {name}, holder: {}", printable(id)),
     };
     Ok(match waiters {
         0 => freed,

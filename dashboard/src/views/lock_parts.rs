@@ -11,7 +11,7 @@ use super::prose::Prose;
 use super::shell::RawKey;
 use super::{LockPage, ReleaseAccess, Subject, links};
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockView, PastHoldView, ProblemKind, State};
+use crate::model::types::{HolderView, LockView, PastHoldView, ProblemKind, State};
 use crate::text;
 
 /// The longest part of a name that a title contains, in characters.
@@ -82,13 +82,19 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Returns the command that releases what the page shows on the host of an agent. It names a single holder, so that one
-/// that acquires the lock meanwhile keeps it.
+/// Returns the command that releases what the page shows on the host of an agent. It names a holder, so that others, and one
+/// that acquires the lock meanwhile, keep it: the only one, or a reader that is gone. Among several living ones the operator
+/// chooses.
 fn by_hand(page: &LockPage) -> String {
+    let named = |holder: &HolderView| format!("--holder {} ", text::quoted(holder.id.as_bytes()));
     let holder = match known(page).map(|lock| lock.holders.as_slice()) {
+        None => String::new(),
         Some([]) => "--holder none ".to_owned(),
-        Some([holder]) => format!("--holder {} ", text::quoted(holder.id.as_bytes())),
-        _ => String::new(),
+        Some([holder]) => named(holder),
+        Some(holders) => {
+            let gone = holders.iter().find(|holder| holder.zombie && !holder.is_foreign());
+            gone.map_or_else(|| "--holder HOLDER ".to_owned(), named)
+        }
     };
     format!("lockctl unlock --force {holder}{}", text::quoted(page.id.name.as_bytes()))
 }

@@ -262,7 +262,7 @@ async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
     next.send("LOCK a").await?;
     desk.bench.until_waiting("a", 1).await?;
     let (status, out, err) = run(&desk, &["unlock", "--force", "--holder", &held, "a"])?;
-    assert_eq!((status, out.as_str()), (0, "released a, holders: 1\n"), "{err}");
+    assert_eq!((status, out), (0, format!("released a, holder: {held}\n")), "{err}");
     next.reply().await?.ok()?;
     let (status, said) = run_under.end().await?;
     assert!(status == 76 && said.contains("lost a: an operator released it"), "{status}: {said}");
@@ -281,6 +281,34 @@ async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
     for words in ["\"lock.name\":\"a\"", &held, "\"by.uid\":", "\"by.comm\":\"lockctl\""] {
         assert!(audit.contains(words), "`{words}` is not in {audit}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_forced_release_of_one_reader_leaves_the_others() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut readers = [desk.bench.agent.client3().await?, desk.bench.agent.client3().await?];
+    let mut ids = Vec::new();
+    for reader in &mut readers {
+        reader.call("SESSION PUSH on").await?.ok()?;
+        ids.push(holder(&lock(reader, "LOCK a KIND read").await?)?);
+    }
+    let mut writer = desk.bench.session().await?;
+    writer.send("LOCK a KIND write").await?;
+    desk.bench.until_waiting("a", 1).await?;
+    for (n, (reader, id)) in readers.iter_mut().zip(&ids).enumerate() {
+        let there: Vec<_> = desk.bench.holders("a").await?;
+        assert!(there.iter().any(|(field, _)| field == id), "{n}: {there:?}");
+        let (status, out, err) = run(&desk, &["unlock", "--force", "--holder", id, "a"])?;
+        assert_eq!((status, out), (0, format!("released a, holder: {id}\n")), "{err}");
+        assert_eq!(reader.push().await?, ["lock-lost", "a", "read", "forced"]);
+        if n == 0 {
+            let (status, _, err) = run(&desk, &["unlock", "--force", "--holder", id, "a"])?;
+            assert!(status == 65 && err.contains(&ids[1]), "{status}: {err}");
+        }
+    }
+    let written = writer.reply().await?;
+    assert_eq!(written.field("kind")?.text(), "write", "{written}");
     Ok(())
 }
 

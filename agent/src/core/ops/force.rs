@@ -13,7 +13,7 @@ use redisson::{HolderId, LockName};
 use super::operation::Operation;
 use super::{Op, printable};
 use crate::core::ids::{OpId, ReplyTo};
-use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Verb};
+use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Seen, Verb};
 use crate::core::report::refusals::others;
 use crate::core::session::event::Event;
 use crate::core::units::millis;
@@ -43,19 +43,20 @@ impl Operation for Look {
 
 impl Operation for Force {
     fn call(&self, core: &Core) -> Call {
-        seen_now(&self.name, &self.shown, &self.dead, core.settings.publish)
+        self.seen.call(&self.name, &self.dead, core.settings.publish)
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let forced = script::parse_force_release(reply)?;
         core.note_message(&self.name, reply);
-        // A missing or different lock has no queue to purge.
-        core.on_force_answered(self, op.may_have_run, forced, script::parse_purged(reply)?);
+        // A missing or different lock has no queue to purge, nor has one that several holders share.
+        let waiters = if self.seen.only.is_some() { 0 } else { script::parse_purged(reply)? };
+        core.on_force_answered(self, op.may_have_run, forced, waiters);
         Ok(())
     }
 
     fn on_unknown(&self, core: &mut Core) {
-        let holders = holder_names(&self.shown.hash);
+        let holders = self.seen.ending_names();
         if !holders.is_empty() {
             core.audit(self.reply_to, &self.name, &holders, 0, false);
         }
@@ -66,24 +67,43 @@ impl Operation for Force {
     }
 }
 
-/// Returns the release of a state that was just read. The time to live is ignored: the operator made no decision about
-/// it.
-pub(in crate::core) fn seen_now(
-    name: &LockName,
-    shown: &LockDetails,
-    dead: &[QueueEntry],
-    publish: Publish,
-) -> Call {
-    script::force_release(
-        name,
-        ExpectedLock { hash: &shown.hash, ttl: ExpectedTtl::Any },
-        dead,
-        publish,
-    )
+impl Seen {
+    /// Returns what was seen of a lock, of which only the holder that `is_named` is to be released if there are others.
+    pub(in crate::core) fn new(shown: &LockDetails, is_named: impl Fn(&Holder) -> bool) -> Self {
+        let hash = &shown.hash;
+        let several = hash.holders.len() + hash.foreign.len() > 1;
+        let named = hash.holders.iter().find(|holder| several && is_named(holder));
+        Self { only: named.copied(), shown: Box::new(shown.clone()) }
+    }
+
+    /// Returns the release of that state. The time to live is ignored: the operator made no decision about it.
+    pub(in crate::core) fn call(
+        &self,
+        name: &LockName,
+        dead: &[QueueEntry],
+        publish: Publish,
+    ) -> Call {
+        let expected = ExpectedLock { hash: &self.shown.hash, ttl: ExpectedTtl::Any };
+        match &self.only {
+            Some(holder) => script::force_release_holder(name, expected, holder, publish),
+            None => script::force_release(name, expected, dead, publish),
+        }
+    }
+
+    /// Returns the holders of Redisson's form that lose their holds.
+    pub(in crate::core) fn ending(&self) -> &[Holder] {
+        self.only.as_ref().map_or(&self.shown.hash.holders, std::slice::from_ref)
+    }
+
+    /// Returns the ids of all holders that lose their holds.
+    fn ending_names(&self) -> Vec<String> {
+        self.only
+            .map_or_else(|| holder_names(&self.shown.hash), |holder| vec![holder.id.to_string()])
+    }
 }
 
 /// Returns the ids of all holders as stored, including those of unknown clients.
-pub(in crate::core) fn holder_names(hash: &LockHash) -> Vec<String> {
+fn holder_names(hash: &LockHash) -> Vec<String> {
     hash.holders_as_text().into_iter().map(|(holder, _)| holder).collect()
 }
 
@@ -130,7 +150,7 @@ pub(in crate::core) fn changed_hands(name: &LockName, may_have_run: bool) -> Fra
 }
 
 impl Core {
-    /// Starts a forced release. With `holder`, nothing is done unless that holder holds the lock.
+    /// Starts a forced release. With `holder`, nothing is done unless that holder holds the lock, and other holders keep it.
     pub(in crate::core) fn force(
         &mut self,
         reply_to: ReplyTo,
@@ -157,6 +177,8 @@ impl Core {
         let Look { name, reply_to, holder, report } = look;
         let (reply_to, report) = (*reply_to, *report);
         let holders = holder_names(&shown.hash);
+        let named = |id: &str| holder.as_deref() == Some(id.as_bytes());
+        let seen = Seen::new(shown, |holder| named(&holder.id.to_string()));
         let refusal = if shown.key_type == "none" {
             if shown.queue_length == 0 {
                 // A lock that is missing here may be a red lock elsewhere.
@@ -168,18 +190,22 @@ impl Core {
             None
         } else if shown.key_type != "hash" || shown.fields > MAX_FIELDS || holders.is_empty() {
             Some(format!("WRONGTYPE `{name}` is no lock; nothing is done"))
+        } else if let Some(wanted) = holder
+            && !holders.iter().any(|id| named(id))
+        {
+            Some(not_held_by(name, wanted, holders))
+        } else if holder.is_some() && holders.len() > 1 && seen.only.is_none() {
+            Some(format!(
+                "LIMIT nothing is released: `{name}` has other holders too, and only one with an id of Redisson's form can be released alone; to release all of them, omit the holder"
+            ))
         } else {
-            holder
-                .as_ref()
-                .filter(|wanted| !holders.iter().any(|holder| holder.as_bytes() == **wanted))
-                .map(|wanted| not_held_by(name, wanted, holders))
+            None
         };
         if let Some(refusal) = refusal {
             return self.answer(reply_to, Frame::Error(refusal));
         }
-        let shown = Box::new(shown.clone());
         let agents = self.other_agents(&shown.queue);
-        let force = Force { name: name.clone(), reply_to, shown, dead: Vec::new(), report };
+        let force = Force { name: name.clone(), reply_to, seen, dead: Vec::new(), report };
         self.check_agents(AgentCheck {
             agents,
             vanished: Vec::new(),
@@ -195,8 +221,8 @@ impl Core {
         forced: ForceReleaseOutcome,
         waiters: u64,
     ) {
-        let Force { name, reply_to, shown, .. } = force;
-        let mut holders = holder_names(&shown.hash);
+        let Force { name, reply_to, seen, .. } = force;
+        let mut holders = seen.ending_names();
         if forced == ForceReleaseOutcome::Free && !may_have_run {
             holders.clear();
         }
@@ -218,7 +244,7 @@ impl Core {
         };
         if !holders.is_empty() && !matches!(reply, Frame::Error(_)) {
             // The message notifies the other agents; our own holds need not wait for it.
-            for Holder { id, .. } in &shown.hash.holders {
+            for Holder { id, .. } in seen.ending() {
                 self.end_forced(name, id);
             }
         }

@@ -116,7 +116,7 @@ impl Core {
             return;
         }
         if let AfterCheck::Force(mut force) = check.next {
-            force.dead = dead_waiters(&force.shown.queue, &check.vanished);
+            force.dead = dead_waiters(&force.seen.shown.queue, &check.vanished);
             self.send(Verb::Force(force), WORTH);
         }
     }

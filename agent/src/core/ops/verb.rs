@@ -2,6 +2,7 @@
 //! verb; `Look`'s is in `force.rs`, `HolderLook`'s in `show.rs`, `NodeOp`'s in `red/node_op.rs`.
 
 use redisson::script::{self, Call, HolderEntry, LockDetails, MissingMarkers, QueueEntry};
+use redisson::shape::Holder;
 use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
@@ -175,13 +176,21 @@ pub(in crate::core) struct HolderLook {
     pub(in crate::core) found: Vec<(HolderId, HolderEntry)>,
 }
 
+/// What a forced release compares with the state in Redis, and what it ends.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Seen {
+    /// The lock as the operator saw it.
+    pub(in crate::core) shown: Box<LockDetails>,
+    /// The only holder that loses its hold, if others have the lock too.
+    pub(in crate::core) only: Option<Holder>,
+}
+
 /// A forced release, compared with the state in Redis at that moment.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Force {
     pub(in crate::core) name: LockName,
     pub(in crate::core) reply_to: ReplyTo,
-    /// The lock as the operator saw it.
-    pub(in crate::core) shown: Box<LockDetails>,
+    pub(in crate::core) seen: Seen,
     /// The waiters in its fair queue that will never come.
     pub(in crate::core) dead: Vec<QueueEntry>,
     /// The reply also reports the removed waiters.
@@ -225,7 +234,7 @@ pub(in crate::core) struct Purge {
 pub(in crate::core) struct Look {
     pub(in crate::core) name: LockName,
     pub(in crate::core) reply_to: ReplyTo,
-    /// The only holder to release it from, if one is named.
+    /// The holder to release it from, if one is named.
     pub(in crate::core) holder: Option<Vec<u8>>,
     /// The reply also reports the removed waiters.
     pub(in crate::core) report: bool,
@@ -275,7 +284,7 @@ pub(in crate::core) enum NodeVerb {
     Force {
         quorum: OpId,
         name: LockName,
-        shown: Box<LockDetails>,
+        seen: Seen,
     },
     /// Restores a hold, with this lease, where it is missing and nobody else holds the lock.
     Restore(Renewal, Lease),

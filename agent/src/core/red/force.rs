@@ -9,7 +9,7 @@ use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use crate::core::Core;
 use crate::core::ids::OpId;
 use crate::core::ops::force::{WORTH, changed_hands, forced_frame, not_held_by};
-use crate::core::ops::verb::{Look, NodeOp, NodeVerb, Verb};
+use crate::core::ops::verb::{Look, NodeOp, NodeVerb, Seen, Verb};
 use crate::protocol::resp::Frame;
 
 impl Core {
@@ -43,11 +43,12 @@ impl Core {
             let few = shown.fields <= MAX_FIELDS;
             shown.key_type == "hash" && few && !shown.hash.holders.is_empty()
         };
-        let mut targets: Vec<_> = shown.into_iter().filter(|(_, shown)| is_lock(shown)).collect();
+        let targets: Vec<_> = shown.into_iter().filter(|(_, shown)| is_lock(shown)).collect();
         if targets.is_empty() {
             let sentence = format!("WRONGTYPE `{name}` is no lock; nothing is done");
             return self.answer(*reply_to, Frame::Error(sentence));
         }
+        let mut wanted_id = None;
         if let Some(wanted) = holder {
             let holders = || targets.iter().flat_map(|(_, shown)| &shown.hash.holders);
             let Some(named) = holders().find(|h| h.id.to_string().as_bytes() == *wanted) else {
@@ -55,18 +56,20 @@ impl Core {
                 return self.answer(*reply_to, Frame::Error(not_held_by(name, wanted, now)));
             };
             // In Redisson the holder of a red lock is a thread, with a different client's id on each server.
-            let thread = named.id.thread;
-            targets.retain(|(_, shown)| shown.hash.holders.iter().any(|h| h.id.thread == thread));
+            wanted_id = Some((named.id.thread, named.id.write));
         }
+        let is_named = |holder: &Holder| wanted_id == Some((holder.id.thread, holder.id.write));
         let mut seen = vec![None; self.nodes().len()];
         for (node, shown) in targets {
-            seen[node] = Some(Box::new(shown.clone()));
+            if wanted_id.is_none() || shown.hash.holders.iter().any(is_named) {
+                seen[node] = Some(Seen::new(shown, is_named));
+            }
         }
         self.force_seen(quorum, look, seen);
     }
 
     /// Releases the lock on each server that showed it. `quorum` has the earlier answers of the others.
-    fn force_seen(&mut self, quorum: &QuorumOp, look: &Look, seen: Vec<Option<Box<LockDetails>>>) {
+    fn force_seen(&mut self, quorum: &QuorumOp, look: &Look, seen: Vec<Option<Seen>>) {
         let request = QuorumRequest::Force { look: look.clone(), seen: seen.clone() };
         let mut forcing = QuorumOp::new(request, self.now, seen.len());
         for (node, answer) in forcing.answers.iter_mut().enumerate() {
@@ -79,9 +82,9 @@ impl Core {
             }
         }
         let id = self.open(forcing, self.now + self.settings.response_timeout);
-        for (node, shown) in seen.into_iter().enumerate() {
-            if let Some(shown) = shown {
-                let verb = NodeVerb::Force { quorum: id, name: look.name.clone(), shown };
+        for (node, seen) in seen.into_iter().enumerate() {
+            if let Some(seen) = seen {
+                let verb = NodeVerb::Force { quorum: id, name: look.name.clone(), seen };
                 self.send(Verb::Node(NodeOp { node, verb }), WORTH);
             }
         }
@@ -117,17 +120,15 @@ impl Core {
         &mut self,
         quorum: &QuorumOp,
         look: &Look,
-        seen: &[Option<Box<LockDetails>>],
+        seen: &[Option<Seen>],
     ) {
         let Look { name, reply_to, report, .. } = look;
         // The servers on which the released holder may still have it.
         let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));
         let unsure = quorum.answers.iter().filter(unsure).count();
         let holders = |nodes: Vec<usize>| -> Vec<(usize, &Holder)> {
-            let shown = nodes.into_iter().filter_map(|node| Some((node, seen[node].as_ref()?)));
-            shown
-                .flat_map(|(node, shown)| shown.hash.holders.iter().map(move |h| (node, h)))
-                .collect()
+            let seen = nodes.into_iter().filter_map(|node| Some((node, seen[node].as_ref()?)));
+            seen.flat_map(|(node, seen)| seen.ending().iter().map(move |h| (node, h))).collect()
         };
         let released = holders(quorum.yes().map(|(node, _)| node).collect());
         let unknown = self.forced_in_doubt(quorum, name);

@@ -8,7 +8,6 @@ use service_kit::trace::TraceParent;
 
 use super::quorum::{Answer, No};
 use crate::core::ids::OpId;
-use crate::core::ops::force::seen_now;
 use crate::core::ops::operation::Operation;
 use crate::core::ops::release::release_call;
 use crate::core::ops::renew::renewal_call;
@@ -33,9 +32,7 @@ impl Operation for NodeOp {
                 script::acquire(name, &core.numbers.field(Kind::Red, *number), *lease)
             }
             NodeVerb::Show { name, .. } => script::show(name),
-            NodeVerb::Force { name, shown, .. } => {
-                seen_now(name, shown, &[], core.publish_of(Kind::Red))
-            }
+            NodeVerb::Force { name, seen, .. } => seen.call(name, &[], core.publish_of(Kind::Red)),
         }
     }
 

@@ -4,7 +4,7 @@ use redisson::script::LockDetails;
 use redisson::{HolderId, LockName, Moment};
 
 use crate::core::ids::{ReplyTo, WaiterId};
-use crate::core::ops::verb::{Attempt, Ending, HoldUpdate, Look, Show};
+use crate::core::ops::verb::{Attempt, Ending, HoldUpdate, Look, Seen, Show};
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
@@ -27,7 +27,7 @@ pub(in crate::core) enum QuorumRequest {
     Force {
         look: Look,
         /// The state that was seen on each node; `None` where nothing is to be released.
-        seen: Vec<Option<Box<LockDetails>>>,
+        seen: Vec<Option<Seen>>,
     },
 }
 

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use redisson::HolderId;
+use redisson::{ClientId, HolderId, Kind, Lease, script};
 
 use super::world::short;
 use crate::core::Lane;
 use crate::core::simulation::kinds;
-use crate::core::simulation::red::{self, lock_name, red_lock};
+use crate::core::simulation::red::{self, hold_request, lock_name, red_lock};
+use crate::core::simulation::redis::{Content, Entry};
 use crate::core::simulation::world::{Scenario, World};
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::protocol::resp::Frame;
@@ -17,8 +18,20 @@ const MOMENT: Duration = Duration::from_millis(1);
 const LATER: Duration = Duration::from_secs(3);
 
 fn force<S: Scenario>(world: &mut World<S>, agent: usize, operator: ConnectionId, lock: &str) {
+    force_holder(world, agent, operator, lock, None);
+}
+
+/// Releases a lock, or one holder's hold.
+fn force_holder<S: Scenario>(
+    world: &mut World<S>,
+    agent: usize,
+    operator: ConnectionId,
+    lock: &str,
+    holder: Option<HolderId>,
+) {
     world.excuse_loss(lock);
-    let command = Command::Force { name: lock_name(lock), holder: None, report: false };
+    let holder = holder.map(|id| id.to_string().into_bytes());
+    let command = Command::Force { name: lock_name(lock), holder, report: false };
     world.command(agent, operator, command);
 }
 
@@ -96,6 +109,86 @@ fn a_forced_release_of_a_red_lock_whose_answers_were_lost_is_reported_as_unknown
         }
         is_unknown(&mut world, operator, state);
     }
+}
+
+#[test]
+fn a_forced_release_of_one_reader_leaves_the_lock_to_the_others() {
+    let mut world = kinds::World::new(7, 1, 2, |settings| settings.red = None);
+    let (a, b, writer, operator) = (world.open(0), world.open(1), world.open(0), world.open(0));
+    let request = |kind| LockRequest { kind, ..LockRequest::new(lock_name("x")) };
+    let write = LockRequest { wait: Wait::Forever, ..request(Kind::Write) };
+    for (agent, session) in [(0, a), (1, b)] {
+        world.command(agent, session, Command::Lock(request(Kind::Read)));
+        world.pass(MOMENT * 500);
+        assert_eq!(reply(&mut world, agent, session), "held 1");
+    }
+    world.command(0, writer, Command::Lock(write));
+    world.pass(MOMENT * 500);
+    let client = |agent: usize| world.agents[agent].core.numbers.client();
+    let (first, second) = (client(0), client(1));
+    let of = |world: &kinds::World, client| {
+        holders(world, 0).into_iter().find(|id| id.client == client).expect("it holds")
+    };
+    let named = of(&world, first);
+    force_holder(&mut world, 0, operator, "x", Some(named));
+    world.pass(MOMENT * 10);
+    assert_eq!(reply(&mut world, 0, operator), "1");
+    assert_eq!(holders(&world, 0), [of(&world, second)]);
+    let unlock = |world: &mut kinds::World, agent, session| {
+        world.command(agent, session, Command::Unlock(hold_request("x")));
+        world.pass(MOMENT * 10);
+        reply(world, agent, session)
+    };
+    assert_eq!(unlock(&mut world, 0, a), "LOST");
+    assert_eq!(reply(&mut world, 0, writer), "", "a reader has the lock");
+    let last = of(&world, second);
+    force_holder(&mut world, 0, operator, "x", Some(last));
+    world.pass(MOMENT * 10);
+    assert_eq!(reply(&mut world, 0, writer), "held 1");
+    assert_eq!(unlock(&mut world, 1, b), "LOST");
+    assert_eq!(world.audited, [true, true]);
+}
+
+/// `RedissonRedLock` takes locks of any kind, also read locks, and has another client's id on each server.
+#[test]
+fn a_forced_release_of_one_reader_of_a_red_lock_leaves_it_to_the_others() {
+    let mut world = red::World::new(7, 3, 1, |_| {});
+    let (waiter, operator) = (world.open(0), world.open(0));
+    let lease = Lease::new(Duration::from_secs(600)).unwrap();
+    let field = |node: u8, thread| HolderId::new(ClientId::from_random([40 + node; 16]), thread);
+    for (node, thread) in [(0, 57), (1, 57), (2, 57), (0, 58), (1, 58)] {
+        let read = script::acquire_read(&lock_name("x"), &field(node, thread), lease, None);
+        world.foreign(usize::from(node), &read);
+    }
+    world.command(0, waiter, red_lock("x", Wait::Forever, None));
+    world.pass(MOMENT * 500);
+    force_holder(&mut world, 0, operator, "x", Some(field(1, 57)));
+    world.pass(MOMENT * 10);
+    assert_eq!(reply(&mut world, 0, operator), "1");
+    let left: Vec<_> = (0..3).map(|node| holders(&world, node)).collect();
+    assert_eq!(left, [vec![field(0, 58)], vec![field(1, 58)], vec![]]);
+}
+
+#[test]
+fn an_unknown_client_among_several_holders_is_not_released_alone() {
+    let mut world = kinds::World::new(7, 1, 1, |settings| settings.red = None);
+    let (reader, operator) = (world.open(0), world.open(0));
+    let request = LockRequest { kind: Kind::Read, ..LockRequest::new(lock_name("x")) };
+    world.command(0, reader, Command::Lock(request));
+    world.pass(MOMENT * 10);
+    let Some(Entry { content: Content::Hash(fields), .. }) =
+        world.servers[0].redis.keys_mut().get_mut("x")
+    else {
+        panic!("no lock");
+    };
+    fields.push(("worker-1".to_owned(), "1".to_owned()));
+    let before = world.servers[0].redis.fields("x").to_vec();
+    let name = lock_name("x");
+    let command = Command::Force { name, holder: Some(b"worker-1".to_vec()), report: false };
+    world.command(0, operator, command);
+    world.pass(MOMENT * 10);
+    assert_eq!(reply(&mut world, 0, operator), "LIMIT");
+    assert_eq!(world.servers[0].redis.fields("x"), before);
 }
 
 #[test]

@@ -205,7 +205,7 @@ fn a_lease_that_ran_out_is_called_intended_unless_it_is_the_problem() {
 }
 
 #[test]
-fn the_command_that_releases_a_lock_by_hand_names_its_only_holder() {
+fn the_command_that_releases_a_lock_by_hand_names_a_holder() {
     let command = |view: LockView| {
         let page = lock_page(&lock(view)).unwrap().replace("&#39;", "'");
         let (_, hint) = page.split_once("class=\"hint why-not\"").expect("a hint");
@@ -217,7 +217,11 @@ fn the_command_that_releases_a_lock_by_hand_names_its_only_holder() {
     let name = view.id.name.to_string();
     assert_eq!(command(view.clone()), format!("lockctl unlock --force --holder '{id}' '{name}'"));
     view.holders.push(holder(2, 1, 9_000, true));
-    assert_eq!(command(view.clone()), format!("lockctl unlock --force '{name}'"));
+    let chosen = format!("lockctl unlock --force --holder HOLDER '{name}'");
+    assert_eq!(command(view.clone()), chosen);
+    view.holders[1].zombie = true;
+    let gone = view.holders[1].id.clone();
+    assert_eq!(command(view.clone()), format!("lockctl unlock --force --holder '{gone}' '{name}'"));
     view.holders.clear();
     assert_eq!(command(view), format!("lockctl unlock --force --holder none '{name}'"));
 }
