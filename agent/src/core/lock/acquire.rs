@@ -9,6 +9,7 @@ use tracing::Span;
 
 use crate::core::ids::{OpId, ReplyTo, WaiterId};
 use crate::core::lease::hold::{Hold, LeaseMode};
+use crate::core::lock::state::LockState;
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::verb::{Attempt, Change, HoldUpdate, Verb};
 use crate::core::session::reply::{Grant, Reply};
@@ -40,8 +41,9 @@ impl Core {
             return;
         }
         let taken = self.is_taken(&request.name, request.kind);
-        let waiter = self.new_waiter(reply_to, owner, request, taken, span);
-        if taken && waiter.is_now_or_never() {
+        let refused = taken && self.is_behind_others(&request.name, request.kind);
+        let waiter = self.new_waiter(reply_to, owner, request, refused, span);
+        if taken && waiter.is_now_or_never() && self.is_refused(&waiter) {
             let held = self.locks.get(&waiter.name).is_some_and(|lock| lock.excludes(waiter.kind));
             let (outcome, reply) =
                 if held { ("busy", Frame::Null) } else { self.timed_out(&waiter) };
@@ -86,6 +88,13 @@ impl Core {
     /// Returns whether a newcomer of that kind has to wait, as far as this agent knows.
     pub(in crate::core) fn is_taken(&self, name: &LockName, kind: Kind) -> bool {
         self.locks.get(name).is_some_and(|name| name.keeps_out(kind) || !name.queue.is_empty())
+    }
+
+    /// Returns whether a newcomer of that kind has to wait for somebody else, rather than only for removals from Redis. The
+    /// removal of a red lock may be decided long after its servers have let others in.
+    fn is_behind_others(&self, name: &LockName, kind: Kind) -> bool {
+        let others = |state: &LockState| state.excludes(kind) || !state.queue.is_empty();
+        kind == Kind::Red || self.locks.get(name).is_some_and(others)
     }
 
     /// Returns the refusal of a LOCK before any attempt. `held` is the owner's hold that it would re-enter; `before` is the

@@ -115,8 +115,18 @@ impl Core {
     fn first_answer_due(&self, number: WaiterId) -> Option<Moment> {
         let waiter = self.locks.waiter(number)?;
         let failed = self.locks.get(&waiter.name).is_some_and(|state| state.last_error.is_some());
-        let pending = waiter.attempt.is_some() && !waiter.refused && !failed;
+        let pending = !failed && !self.is_refused(waiter);
         pending.then(|| waiter.since + self.first_answer_limit())
+    }
+
+    /// Returns whether somebody else has the lock or waits for it, as far as this agent knows. Removals under way only
+    /// delay a waiter's attempt; one that is planned for later belongs to a hold on which somebody may still rely.
+    pub(super) fn is_refused(&self, waiter: &Waiter) -> bool {
+        let Waiter { name, kind, .. } = waiter;
+        let held = |state: &LockState| {
+            state.excludes(*kind) || state.keeps_out(*kind) && self.ops.has_planned_removal(name)
+        };
+        waiter.refused || waiter.attempt.is_none() && self.locks.get(name).is_some_and(held)
     }
 
     /// Returns the time that a wait has at least for its first answer.
@@ -182,7 +192,7 @@ impl Core {
         };
         match self.locks.get(name).filter(tries).and_then(|state| state.last_error.as_deref()) {
             Some(last_error) => ("error", Self::unavailable_for(name, last_error)),
-            None if !waiter.refused => ("error", Self::unavailable_for(name, NO_ANSWER)),
+            None if !self.is_refused(waiter) => ("error", Self::unavailable_for(name, NO_ANSWER)),
             None if waiter.is_now_or_never() => ("busy", Frame::Null),
             None => ("timeout", Frame::Null),
         }

@@ -33,7 +33,7 @@ pub(in crate::core) struct Waiter {
     pub(in crate::core) span: Span,
     /// The hold of this agent that it first queued behind, if its span is to record that.
     pub(in crate::core) behind: Option<Number>,
-    /// Redis or a local hold has shown that the lock is taken.
+    /// Redis, a local hold or an earlier waiter has shown that the lock is taken.
     pub(in crate::core) refused: bool,
     /// Its position in a fair lock's queue.
     pub(in crate::core) position: FairPosition,

@@ -3,11 +3,11 @@
 use std::collections::hash_map::Entry;
 use std::time::Duration;
 
-use redisson::Moment;
+use redisson::{LockName, Moment};
 
 use crate::collections::HashMap;
 use crate::core::ids::OpId;
-use crate::core::ops::verb::{Ending, HandOver, Release, Verb};
+use crate::core::ops::verb::{Ending, HandOver, Release, Undo, Verb};
 use crate::core::timer::Timers;
 use crate::types::{Number, Refusal};
 
@@ -154,6 +154,18 @@ impl InFlight {
     /// Returns whether a script may write or remove the field of this number.
     pub(in crate::core) fn concerns(&self, number: Number) -> bool {
         self.concerned.contains_key(&number)
+    }
+
+    /// Returns whether a hold or a number of this lock is removed from Redis at a later instant.
+    pub(in crate::core) fn has_planned_removal(&self, lock: &LockName) -> bool {
+        self.ops.values().any(|op| {
+            let (Verb::Release(Release(Ending { name, .. })) | Verb::Undo(Undo { name, .. })) =
+                &op.verb
+            else {
+                return false;
+            };
+            name == lock && op.failures == 0 && !op.is_on_its_way()
+        })
     }
 
     #[cfg(test)]

@@ -246,6 +246,70 @@ fn a_lock_from_a_lost_reply_is_released_if_the_repetition_gets_wrongtype() {
     );
 }
 
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn nowait_gets_a_lock_whose_abandoned_attempt_is_being_undone() {
+    let mut world = World::new();
+    let (a, b, c) = (world.open(), world.open(), world.open());
+    world.network = Network::Slow(100);
+    world.lock(a, "x");
+    world.close(a);
+    world.pass(MS * 150);
+    assert_eq!(world.holders("x").len(), 0, "the undo has run and is not answered yet");
+    lock_as(&mut world, b, 0, "x", 0);
+    assert!(world.has_no_reply(b), "nobody holds the lock");
+    lock_as(&mut world, c, 0, "x", 0);
+    assert_eq!(world.reply(c), "null", "an earlier one may get it");
+    world.pass(MS * 200);
+    assert_eq!(world.reply(b), "held 1");
+}
+
+#[test]
+fn a_wait_shorter_than_a_release_under_way_ends_with_its_first_answer() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.network = Network::Slow(50);
+    world.unlock(a, "x");
+    lock_as(&mut world, b, 0, "x", 5);
+    world.pass(MS * 240);
+    assert_eq!(world.reply(b), "held 1");
+}
+
+#[test]
+fn a_lock_whose_release_redis_does_not_answer_is_unavailable_rather_than_held() {
+    for wait_ms in [0, 1000] {
+        let mut world = World::new();
+        let (a, b) = (world.open(), world.open());
+        world.lock(a, "x");
+        world.acquisitions.clear();
+        world.network = Network::Down;
+        world.unlock(a, "x");
+        lock_as(&mut world, b, 0, "x", wait_ms);
+        world.pass(MS * 2100);
+        assert_eq!(world.reply(b), "UNAVAILABLE", "WAIT {wait_ms}");
+        assert_eq!(world.acquisitions, ["error"]);
+    }
+}
+
+#[test]
+fn a_lost_hold_counts_as_held_until_its_validity_ends() {
+    for wait_ms in [0, 100] {
+        let mut world = World::new();
+        let (a, b) = (world.open(), world.open());
+        world.lock(a, "x");
+        world.network = Network::Down;
+        while world.events(a).iter().all(|event| !event.starts_with("lost")) {
+            world.pass(MS * 10);
+        }
+        world.network = Network::Good;
+        lock_as(&mut world, b, 0, "x", wait_ms);
+        world.pass(Duration::from_millis(wait_ms));
+        assert_eq!(world.reply(b), "null", "WAIT {wait_ms}");
+    }
+}
+
 #[test]
 fn nowait_reports_a_silent_redis_while_an_unknown_attempt_is_undone() {
     let mut world = World::new();
