@@ -304,6 +304,16 @@ impl LockTable {
         self.change(name, |state| state.last_error = last_error);
     }
 
+    /// Forgets the error of the latest attempt if nobody tries: local holds exclude whoever waits, except fair waiters.
+    pub(in crate::core) fn forget_old_error(&mut self, name: &LockName) {
+        let Some(state) = self.locks.get_mut(name) else { return };
+        let front = state.queue.front().and_then(|id| self.waiters.get(&id));
+        let tries = |front: &Waiter| front.kind == Kind::Fair || !state.excludes(front.kind);
+        if state.is_held() && !front.is_some_and(tries) {
+            state.last_error = None;
+        }
+    }
+
     /// Counts a failed attempt. Returns the number of consecutive failures.
     pub(in crate::core) fn add_failure(&mut self, name: &LockName) -> u32 {
         let failures = self.change(name, |state| {

@@ -164,6 +164,7 @@ impl Core {
             Left::Failed(sentence) => ("error", Frame::Error(sentence)),
             Left::TimedOut => self.timed_out(&waiter),
         };
+        self.locks.forget_old_error(name);
         waiter.span.record("lock.wait_ms", millis(wait));
         self.on_wait_over(&waiter, outcome, wait);
         match waiter.kind {

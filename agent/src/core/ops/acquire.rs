@@ -215,8 +215,10 @@ impl Core {
         let Attempt { name, kind, waiter, number, lease, under } = attempt;
         let waiter = *waiter;
         let Some(may_have_run) = self.ops.get(id).map(|op| op.may_have_run) else { return };
-        self.locks.set_last_error(name, Some(failure.text().to_owned()));
         let over = self.locks.waiter(waiter).map(|waiter| waiter.is_over(self.now));
+        if over.is_some() {
+            self.locks.set_last_error(name, Some(failure.text().to_owned()));
+        }
         if may_have_run {
             self.locks.set_may_be_queued(waiter);
         }

@@ -196,3 +196,25 @@ fn a_writer_behind_local_readers_times_out_despite_the_earlier_error_of_a_reader
     world.pass(SLOW * 21);
     assert_eq!(world.reply(writer), "null");
 }
+
+#[test]
+fn a_reader_behind_a_waiting_writer_does_not_get_the_error_of_one_that_left() {
+    for network in [Network::Down, Network::Slow(5_000)] {
+        let mut world = World::new();
+        let [first, second, writer, third] = [(); 4].map(|()| world.open());
+        world.lock_as(first, "x", Kind::Read);
+        world.network = network;
+        let within = |kind, ms| {
+            let wait = Wait::AtMost(Duration::from_millis(ms));
+            Command::Lock(LockRequest { kind, wait, ..lock_command("x") })
+        };
+        world.command(second, within(Kind::Read, 300));
+        world.pass(SLOW * 4);
+        assert_eq!(world.reply(second), "UNAVAILABLE");
+        world.network = Network::Good;
+        world.pass(SLOW * 20);
+        world.lock_as(writer, "x", Kind::Write);
+        world.command(third, within(Kind::Read, 0));
+        assert_eq!(world.reply(third), "null", "{network:?}");
+    }
+}
