@@ -44,10 +44,15 @@ impl Operation for Adoption {
 
     /// Divides a batch that Redis refuses because of one lock, so that the others are adopted.
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        let divided = self.holds.len() > 1 && failure.is_about_one_lock();
-        let Some(op) = divided.then(|| core.take_op(id)).flatten() else {
+        if !failure.is_about_one_lock() {
             return core.retry(id, pause);
-        };
+        }
+        if self.holds.len() == 1 {
+            // Many locks may be refused, each of them alone.
+            let pause = pause.max(unconfirmed_pause(core.settings.lease));
+            return core.retry(id, pause);
+        }
+        let Some(op) = core.take_op(id) else { return };
         let give_up = op.give_up_at().since(core.now);
         let (first, second) = self.holds.split_at(self.holds.len() / 2);
         for holds in [first, second] {

@@ -1,15 +1,20 @@
 //! Undo: the removal of a number that nobody holds.
 
+use std::time::Duration;
+
 use redisson::script::{self, BadReply, Call, Value};
 
-use super::Op;
 use super::operation::Operation;
 use super::release::release_call;
+use super::{Failure, Op};
 use crate::core::Core;
 use crate::core::ids::OpId;
 use crate::core::ops::verb::Undo;
 use crate::journal::Record;
 use crate::types::Number;
+
+/// The multiple of the usual pause before a refused undo is repeated.
+const REFUSED_PAUSES: u32 = 5;
 
 impl Operation for Undo {
     fn call(&self, core: &Core) -> Call {
@@ -21,6 +26,12 @@ impl Operation for Undo {
         core.note_message(&self.name, reply);
         core.on_released(&self.name, self.kind, self.number);
         Ok(())
+    }
+
+    /// Repeats rarely what Redis refuses for this lock alone: there may be many such locks, and some undos never end.
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        let refused = failure.is_about_one_lock();
+        core.retry(id, if refused { pause * REFUSED_PAUSES } else { pause });
     }
 
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {

@@ -77,6 +77,7 @@ fn a_lock_that_redis_refuses_does_not_prevent_the_others_from_being_kept() {
     world.pass(LEASE * 2);
     assert_eq!(world.losses, ["loss logged", "loss counted"], "only one is lost");
     assert!(locks.iter().all(|lock| world.holders(lock).len() == 1));
+    assert!(world.forbidden < 40, "{} scripts in a minute for one lock", world.forbidden);
 }
 
 #[test]

@@ -98,6 +98,8 @@ pub(super) struct World {
     pub(super) unsubscribed: bool,
     /// Scripts served, by name.
     pub(super) served: Vec<&'static str>,
+    /// The number of scripts refused by [`Network::Forbids`].
+    pub(super) forbidden: usize,
     /// The number of other subscribers.
     pub(super) other_subscribers: i64,
     /// The token counters of fenced locks contain something else.
@@ -165,6 +167,7 @@ impl World {
             turns: VecDeque::new(),
             unsubscribed: false,
             served: Vec::new(),
+            forbidden: 0,
             other_subscribers: 0,
             spoilt_counters: false,
             past: Restored::default(),
@@ -460,6 +463,7 @@ impl World {
                 self.in_flight.push((self.now + delay.min(timeout), op, outcome));
             }
             Network::Forbids(lock) if call.keys.iter().any(|key| key == lock.as_bytes()) => {
+                self.forbidden += 1;
                 let error = "NOPERM this user has no permissions to access one of the keys";
                 self.core.on_failure(self.now, op, &Failure::Refused(error.to_owned()));
             }
