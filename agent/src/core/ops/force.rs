@@ -57,7 +57,7 @@ impl Operation for Force {
 
     fn on_unknown(&self, core: &mut Core) {
         let holders = self.seen.ending_names();
-        if !holders.is_empty() {
+        if !holders.is_empty() || self.seen.shown.queue_length > 0 {
             core.audit(self.reply_to, &self.name, &holders, 0, false);
         }
     }

@@ -13,7 +13,7 @@ use crate::core::ops::release::release_call;
 use crate::core::ops::renew::renewal_call;
 use crate::core::ops::update::lost_end;
 use crate::core::ops::verb::{NodeOp, NodeVerb, Renewal};
-use crate::core::ops::{Failure, Op};
+use crate::core::ops::{Failure, NO_ANSWER, Op};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::Number;
@@ -132,6 +132,13 @@ impl Operation for NodeOp {
                 core.take_op(id);
                 core.on_node_renewal_failed(node, std::slice::from_ref(hold), pause);
             }
+        }
+    }
+
+    fn on_unknown(&self, core: &mut Core) {
+        if let NodeVerb::Force { quorum, .. } = &self.verb {
+            let answer = Answer::Failed { reason: NO_ANSWER.to_owned(), may_have_run: true };
+            core.record_answer(*quorum, self.node, answer);
         }
     }
 

@@ -69,9 +69,15 @@ fn break_after_force<S: Scenario>(world: &mut World<S>, operator: ConnectionId) 
     }
 }
 
-/// Asserts that a forced release is reported as unknown whose answers are lost, before every server is in this state.
+/// Asserts that a forced release is reported as unknown whose answers are lost, before every server, or the agent, is in
+/// this state.
 fn is_unknown<S: Scenario>(world: &mut World<S>, operator: ConnectionId, state: &str) {
     break_after_force(world, operator);
+    if state == "stalled" {
+        // The repeats have no connection yet, and the agent runs again when it is too late for them.
+        world.pass(MOMENT);
+        world.stall(0, 2_500_000);
+    }
     for server in 0..world.servers.len() {
         match state {
             "silent" => world.freeze(server, LATER * 2),
@@ -86,7 +92,7 @@ fn is_unknown<S: Scenario>(world: &mut World<S>, operator: ConnectionId, state: 
 
 #[test]
 fn a_forced_release_whose_answer_was_lost_is_reported_as_unknown() {
-    for state in ["back", "silent", "loading"] {
+    for state in ["back", "silent", "loading", "stalled"] {
         let mut world = kinds::World::new(7, 1, 2, |settings| settings.red = None);
         let (a, operator, b) = (world.open(0), world.open(0), world.open(1));
         for (agent, session) in [(0, a), (1, b)] {
@@ -100,7 +106,7 @@ fn a_forced_release_whose_answer_was_lost_is_reported_as_unknown() {
 
 #[test]
 fn a_forced_release_of_a_red_lock_whose_answers_were_lost_is_reported_as_unknown() {
-    for state in ["back", "silent", "loading"] {
+    for state in ["back", "silent", "loading", "stalled"] {
         let mut world = red::World::new(7, 3, 2, |_| {});
         let (a, operator, b) = (world.open(0), world.open(0), world.open(1));
         for (agent, session) in [(0, a), (1, b)] {
@@ -109,6 +115,29 @@ fn a_forced_release_of_a_red_lock_whose_answers_were_lost_is_reported_as_unknown
         }
         is_unknown(&mut world, operator, state);
     }
+}
+
+#[test]
+fn a_removal_of_dead_waiters_whose_answer_was_lost_is_logged() {
+    let mut world = kinds::World::new(7, 1, 1, |settings| settings.red = None);
+    let operator = world.open(0);
+    let (lock, agent) = (lock_name("x"), HolderId::new(ClientId::from_random([40; 16]), 1));
+    let lease = Lease::new(Duration::from_millis(500)).unwrap();
+    let fair = |n, wait| {
+        let holder = HolderId { thread: n, ..agent };
+        script::acquire_fair(&lock, &holder, lease, wait, true, &agent)
+    };
+    world.foreign(0, &fair(1, MOMENT));
+    world.foreign(0, &fair(2, MOMENT));
+    world.pass(LATER);
+    world.answers_later(0, 20_000);
+    force(&mut world, 0, operator, "x");
+    world.pass(MOMENT * 30);
+    world.freeze(0, LATER * 2);
+    world.break_connection((0, 0, Lane::Commands), "a test");
+    world.pass(LATER);
+    assert_eq!(reply(&mut world, 0, operator), "UNAVAILABLE");
+    assert_eq!(world.audited, [false]);
 }
 
 #[test]

@@ -417,7 +417,7 @@ impl<S: Scenario> World<S> {
         self.input(agent, Input::Closed(connection));
     }
 
-    pub(super) fn stall(&mut self, agent: usize, time: u64) {
+    pub(in crate::core) fn stall(&mut self, agent: usize, time: u64) {
         self.log(|| format!("agent {agent} stalls for {time} µs"));
         self.agents[agent].stalled_until = self.now + time;
         self.agents[agent].alarm_at = self.now + time;
