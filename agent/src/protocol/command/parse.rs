@@ -226,7 +226,10 @@ fn force(args: Args<'_>) -> Parsed<Command> {
     let (mut holder, mut report) = (None, false);
     while let Some(word) = options.next() {
         match word.as_slice() {
-            b"REPORT" => report = true,
+            b"REPORT" => {
+                options.once("REPORT")?;
+                report = true;
+            }
             b"HOLDER" => holder = Some(options.text("HOLDER")?),
             other => return Err(options.unknown(other)),
         }

@@ -119,6 +119,7 @@ fn every_invalid_command_gets_an_error_that_names_the_cause() {
         (format!("LOCK a LEASE {huge}"), "LIMIT LEASE must be"),
         ("LOCK a LEASE x".into(), "SYNTAX LEASE takes whole milliseconds"),
         ("LOCK a LEASE 100 LEASE 100".into(), "SYNTAX LEASE is given twice"),
+        ("FORCE a REPORT REPORT".into(), "SYNTAX REPORT is given twice"),
         ("LOCK a OWNER x".into(), "SYNTAX OWNER takes a whole number"),
         ("LOCK a OWNER -".into(), "SYNTAX OWNER takes a whole number"),
         (format!("LOCK a OWNER {huge}"), "LIMIT OWNER 999"),
