@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use redisson::Moment;
 
+use crate::core::session::state::Session;
 use crate::core::{Bounded, Core, Frozen, LogLine};
 use crate::types::ConnectionId;
 
@@ -54,8 +55,8 @@ impl Core {
         if self.settings.frozen == Frozen::Keep {
             return;
         }
-        let holds = self.sessions.get(&connection).map(|session| session.holds.values().copied());
-        for number in holds.into_iter().flatten().collect::<BTreeSet<_>>() {
+        let holds = self.sessions.get(&connection).map(Session::hold_numbers);
+        for number in holds.into_iter().flatten() {
             self.leases.set_lapsing(number, lapsing, self.now);
         }
     }

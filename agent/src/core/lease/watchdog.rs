@@ -99,7 +99,7 @@ impl Core {
     /// Notifies a session of each of its holds that is in jeopardy.
     pub(in crate::core) fn tell_every_jeopardy(&mut self, connection: ConnectionId) {
         let Some(session) = self.sessions.get(&connection) else { return };
-        for number in session.holds.values().copied().collect::<Vec<_>>() {
+        for number in session.hold_numbers() {
             self.tell_jeopardy(number);
         }
     }

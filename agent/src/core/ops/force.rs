@@ -19,7 +19,7 @@ use crate::core::session::event::Event;
 use crate::core::units::millis;
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{End, Number, SessionId};
+use crate::types::{End, SessionId};
 
 /// The time for which a forced release is retried while Redis does not answer: the state that the operator saw becomes
 /// outdated.
@@ -290,7 +290,7 @@ impl Core {
         };
         let by = self.sessions.get(&reply_to.connection).map(|session| session.peer.clone());
         let Some(kicked) = self.sessions.get(&connection) else { return };
-        let numbers: std::collections::BTreeSet<Number> = kicked.holds.values().copied().collect();
+        let numbers = kicked.hold_numbers();
         self.effects.log(LogLine::SessionKicked {
             session: self.session_name(connection),
             peer: kicked.peer.clone(),

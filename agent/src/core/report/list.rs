@@ -54,11 +54,10 @@ impl<'a> From<(Number, &'a Waiter)> for Entry<'a> {
 impl Core {
     pub(in crate::core) fn holds_frame(&self, connection: ConnectionId) -> Frame {
         let Some(session) = self.sessions.get(&connection) else { return Frame::Array(Vec::new()) };
-        let mut numbers: Vec<Number> = session.holds.values().copied().collect();
-        numbers.sort_unstable();
-        let rows = numbers
-            .iter()
-            .filter_map(|number| self.leases.get(*number))
+        let rows = session
+            .hold_numbers()
+            .into_iter()
+            .filter_map(|number| self.leases.get(number))
             .map(|hold| {
                 Frame::Map(vec![
                     ("lock", Frame::bytes(hold.name.as_bytes())),

@@ -4,7 +4,6 @@
 //! all its state to the requesting connection, under its old id and with that connection's own secret. The old secret
 //! becomes void once the worker sends another command, which shows that it has received the new one.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::ids::{Owner, ReplyTo};
@@ -59,14 +58,14 @@ impl Core {
         }
         self.sessions.give_grace(connection, time);
         let Some(session) = self.sessions.get(&connection) else { return Ok(()) };
-        let (holds, waits) = (session.holds.clone(), session.waits.clone());
+        let (holds, waits) = (session.hold_numbers(), session.wait_numbers());
         if let Some(record) = self.session_record(connection) {
             self.journal_record(Record::Session(record));
         }
-        for number in holds.into_values().collect::<BTreeSet<_>>() {
+        for number in holds {
             self.journal_hold(number);
         }
-        for number in waits.into_values().collect::<BTreeSet<_>>() {
+        for number in waits {
             self.journal_attempts(number);
         }
         Ok(())
@@ -77,8 +76,7 @@ impl Core {
         let Some(grace) = self.sessions.take_grace(connection) else { return };
         let Some(session) = self.sessions.get(&connection) else { return };
         let session_id = session.id;
-        let numbers = session.holds.values().chain(session.waits.values());
-        let numbers: BTreeSet<_> = numbers.copied().collect();
+        let numbers = &session.hold_numbers() | &session.wait_numbers();
         numbers.into_iter().for_each(|number| self.journal_gone(number));
         self.journal_record(Record::End { session: session_id });
         self.wake_all(grace.askers);
@@ -107,7 +105,7 @@ impl Core {
         let Some(askers) = self.sessions.detach(connection, now) else { return false };
         let Some(session) = self.sessions.get(&connection) else { return false };
         let session_id = session.id;
-        let waits: BTreeSet<_> = session.waits.values().copied().collect();
+        let waits = session.wait_numbers();
         let multi: Vec<_> = session.multi.keys().copied().collect();
         self.forget_stopped(connection);
         self.journal_record(Record::Away { session: session_id, since: now });

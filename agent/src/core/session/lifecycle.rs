@@ -1,6 +1,5 @@
 //! The start and the end of sessions.
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -102,12 +101,10 @@ impl Core {
             self.wake_all(grace.askers);
         }
         self.end_events(&session);
-        // In order of arrival: the result must not depend on the layout of a map.
-        for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
+        for number in session.wait_numbers() {
             self.leave(number, Left::Cancelled);
         }
-        let holds: BTreeSet<_> = session.holds.values().copied().collect();
-        for (index, number) in holds.into_iter().enumerate() {
+        for (index, number) in session.hold_numbers().into_iter().enumerate() {
             // Otherwise other sessions would wait until tens of thousands of releases are done.
             let turn = u32::try_from(index / RELEASES_AT_ONCE).unwrap_or(u32::MAX);
             let until = until.max(self.now + RELEASE_INTERVAL * turn);

@@ -1,6 +1,6 @@
 //! The state of one session.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -116,6 +116,16 @@ impl Session {
             missed: 0,
             events_waiter: None,
         }
+    }
+
+    /// Returns the numbers of its holds in order of arrival: no result may depend on the layout of a map.
+    pub(in crate::core) fn hold_numbers(&self) -> BTreeSet<Number> {
+        self.holds.values().copied().collect()
+    }
+
+    /// Returns the numbers of its waits in order of arrival.
+    pub(in crate::core) fn wait_numbers(&self) -> BTreeSet<Number> {
+        self.waits.values().copied().collect()
     }
 
     /// Returns whether it holds or waits for something and is connected.
