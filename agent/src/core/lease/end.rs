@@ -26,8 +26,9 @@ impl Core {
     ) -> Option<(Ending, Option<OpId>)> {
         let hold = self.leases.remove(number)?;
         let update = hold.update.and_then(|id| self.take_update(id));
-        let (hand_over, extend) = hold.early.map(|early| (early.hand_over, early.extend)).unzip();
-        if let Some(asked) = update.or_else(|| extend.flatten()) {
+        let state = self.locks.get(&hold.name).filter(|_| hold.early);
+        let hand_over = state.and_then(|state| state.early);
+        if let Some(asked) = update.or(hold.extend.map(|extend| *extend)) {
             // There is no hold left to change. A pending update would extend in Redis what is about to be released
             // there.
             self.on_update_failed(&asked);

@@ -41,15 +41,6 @@ pub(in crate::core) struct KeptBack {
     pub(in crate::core) client: Option<String>,
 }
 
-/// The state of a hold that began before Redis had it.
-#[derive(Debug)]
-pub(in crate::core) struct Early {
-    /// The hand-over that puts the hold there, or an earlier one.
-    pub(in crate::core) hand_over: OpId,
-    /// An EXTEND that waits for that.
-    pub(in crate::core) extend: Option<HoldUpdate>,
-}
-
 /// A hold of a local owner. The fields that each renewal reads and writes come first: with many holds, a renewal mostly waits
 /// for their memory.
 #[derive(Debug)]
@@ -71,8 +62,8 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) armed: Moment,
     /// The instant of a message about its forced release, until Redis has been asked.
     pub(in crate::core) forced_claim: Option<Moment>,
-    /// Redis does not have it yet.
-    pub(in crate::core) early: Option<Box<Early>>,
+    /// An EXTEND that waits until Redis has it.
+    pub(in crate::core) extend: Option<Box<HoldUpdate>>,
     /// Its worker is dead: it is kept from others for a while.
     pub(in crate::core) kept_back: Option<Box<KeptBack>>,
     /// The hold count, as the owner knows it.
@@ -91,6 +82,8 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) lapsing: bool,
     /// It is part of an MLOCK that is not answered yet: its worker does not know about it.
     pub(in crate::core) untold: bool,
+    /// Redis does not have it yet: the lock's early hand-over, or one that follows it, puts it there.
+    pub(in crate::core) early: bool,
 
     /// The user of its process.
     pub(in crate::core) uid: u32,
@@ -134,14 +127,13 @@ pub(in crate::core) struct NewHold {
     pub(in crate::core) untold: bool,
     pub(in crate::core) trace: Option<Box<str>>,
     pub(in crate::core) span: Span,
-    /// The hand-over in flight that puts it into Redis.
-    pub(in crate::core) hand_over: Option<OpId>,
+    /// A hand-over in flight puts it into Redis.
+    pub(in crate::core) early: bool,
 }
 
 impl Hold {
     /// Creates a hold. `watched` is the lease of renewed holds.
     pub(super) fn new(new: NewHold, watched: Lease) -> Self {
-        let early = |hand_over| Box::new(Early { hand_over, extend: None });
         Self {
             number: new.number,
             index: HoldIndex::default(),
@@ -152,7 +144,7 @@ impl Hold {
             renew_at: new.renew_at,
             armed: Moment::NEVER,
             forced_claim: None,
-            early: new.hand_over.map(early),
+            extend: None,
             kept_back: None,
             count: new.count,
             failures: 0,
@@ -163,6 +155,7 @@ impl Hold {
             jeopardy: false,
             lapsing: new.lapsing,
             untold: new.untold,
+            early: new.early,
             uid: new.uid,
             token: new.token,
             granted: new.granted,
@@ -231,7 +224,7 @@ impl Hold {
 
     /// Returns whether a renewal may begin: none is in flight, Redis has the hold, and its worker is not stopped.
     pub(super) fn may_be_renewed(&self) -> bool {
-        !self.renewing && !self.lapsing && self.early.is_none()
+        !self.renewing && !self.lapsing && !self.early
     }
 
     /// Brings its renewal forward, so that Redis has its count soon.
@@ -300,7 +293,7 @@ pub(super) mod tests {
             untold: false,
             trace: None,
             span: Span::none(),
-            hand_over: None,
+            early: false,
         };
         Hold::new(new, lease)
     }

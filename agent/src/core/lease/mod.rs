@@ -229,7 +229,7 @@ impl LeaseTable {
         now: Moment,
         which: impl Fn(&Hold) -> bool,
     ) -> Vec<HoldIndex> {
-        for hold in self.holds.values_mut().filter(|hold| hold.early.is_some()) {
+        for hold in self.holds.values_mut().filter(|hold| hold.early) {
             hold.renew_at = now;
         }
         let due = |hold: &&Hold| hold.may_be_renewed() && which(hold);
@@ -262,7 +262,7 @@ impl LeaseTable {
     ) -> Option<HoldIndex> {
         self.change(number, |hold| {
             hold.forced_claim = Some(now);
-            let idle = hold.early.is_none() && !std::mem::replace(&mut hold.renewing, true);
+            let idle = !hold.early && !std::mem::replace(&mut hold.renewing, true);
             idle.then_some(hold.index)
         })?
     }
@@ -403,25 +403,19 @@ impl LeaseTable {
 
     /// Stores an EXTEND until Redis has the hold.
     pub(in crate::core) fn set_waiting_extend(&mut self, number: Number, extend: HoldUpdate) {
-        if let Some(early) = self.holds.get_mut(number).and_then(|hold| hold.early.as_mut()) {
-            early.extend = Some(extend);
-        }
+        self.change(number, |hold| hold.extend = Some(Box::new(extend)));
     }
 
     /// Takes the EXTEND that waits until Redis has the hold.
     pub(in crate::core) fn take_waiting_extend(&mut self, number: Number) -> Option<HoldUpdate> {
-        self.holds.get_mut(number)?.early.as_mut()?.extend.take()
+        self.holds.get_mut(number)?.extend.take().map(|extend| *extend)
     }
 
-    /// Records that Redis has a predecessor of an early hold, with a lease that was set at `sent`, and that this hand-over
-    /// follows.
-    pub(in crate::core) fn follow(&mut self, number: Number, hand_over: OpId, sent: Moment) {
+    /// Records that Redis has a predecessor of an early hold, with a lease that was set at `sent`.
+    pub(in crate::core) fn follow(&mut self, number: Number, sent: Moment) {
         let lease = self.lease;
         self.change(number, |hold| {
             hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
-            if let Some(early) = &mut hold.early {
-                early.hand_over = hand_over;
-            }
         });
     }
 
@@ -439,7 +433,8 @@ impl LeaseTable {
             let settled = hold.count == 1 && hold.forced_claim.is_none() && hold.renew_at > now;
             hold.renew_at = if settled { lease.renew_at(sent, jitter) } else { now };
             hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
-            hold.early.take()?.extend
+            hold.early = false;
+            hold.extend.take().map(|extend| *extend)
         })?
     }
 

@@ -20,8 +20,10 @@ impl Core {
         };
         let Some(hold) = self.leases.get(number) else { return };
         let update = hold.update_for(reply_to, Change::Extend(lease));
-        if let Some(early) = &hold.early {
-            self.ops.answer_by(early.hand_over, self.now + self.settings.response_timeout);
+        if hold.early {
+            if let Some(hand_over) = self.locks.get(&hold.name).and_then(|state| state.early) {
+                self.ops.answer_by(hand_over, self.now + self.settings.response_timeout);
+            }
             return self.leases.set_waiting_extend(number, update);
         }
         self.update_hold(update);

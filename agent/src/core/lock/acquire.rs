@@ -209,7 +209,7 @@ impl Core {
     fn enters_at_once(&self, hold: &Hold) -> bool {
         let renewed = hold.mode == LeaseMode::Renewed && hold.kind != Kind::Red && !hold.lapsing;
         let safe = self.now < self.settings.lease.at_risk_at(hold.valid_until);
-        hold.early.is_some() || renewed && safe && self.settings.min_replicas == 0
+        hold.early || renewed && safe && self.settings.min_replicas == 0
     }
 
     fn reenter_at_once(&mut self, reply_to: ReplyTo, number: Number, span: &Span) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redisson::{Kind, Moment};
 
-use crate::core::ids::{OpId, WaiterId};
+use crate::core::ids::WaiterId;
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::verb::Attempt;
@@ -19,8 +19,8 @@ pub(in crate::core) struct Terms {
     pub(in crate::core) token: Option<u64>,
     pub(in crate::core) valid_until: Moment,
     pub(in crate::core) renew_at: Moment,
-    /// The hand-over in flight that puts the hold into Redis.
-    pub(in crate::core) hand_over: Option<OpId>,
+    /// A hand-over in flight puts the hold into Redis.
+    pub(in crate::core) early: bool,
 }
 
 impl Core {
@@ -81,12 +81,12 @@ impl Core {
         let Some(waiter) = self.locks.waiter(waiting) else { return };
         let valid_until = waiter.lease.unwrap_or(self.settings.lease).valid_until(sent);
         let renew_at = self.settings.lease.renew_at(sent, self.numbers.jitter());
-        self.begin_hold(waiting, Terms { number, token, valid_until, renew_at, hand_over: None });
+        self.begin_hold(waiting, Terms { number, token, valid_until, renew_at, early: false });
     }
 
     /// Begins the hold of a waiter.
     pub(in crate::core) fn begin_hold(&mut self, waiting: WaiterId, terms: Terms) {
-        let Terms { number, token, valid_until, renew_at, hand_over } = terms;
+        let Terms { number, token, valid_until, renew_at, early } = terms;
         let Some(waiter) = self.remove_waiter(waiting) else { return };
         if waiter.kind != Kind::Read
             && let Some(gone) = self.locks.get(&waiter.name).and_then(|state| state.hold)
@@ -125,7 +125,7 @@ impl Core {
             untold: reply_to.member.is_some(),
             trace,
             span,
-            hand_over,
+            early,
         };
         let grant = Grant { waited_ms, ..self.insert_hold(hold) };
         self.journal_hold(number);

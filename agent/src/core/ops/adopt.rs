@@ -275,7 +275,7 @@ impl Core {
             untold: false,
             trace: None,
             span: tracing::Span::none(),
-            hand_over: None,
+            early: false,
         };
         self.insert_hold(hold);
         self.leases.restore_leases(number, earlier_leases, longest);

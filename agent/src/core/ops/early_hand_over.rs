@@ -137,7 +137,7 @@ impl Core {
         let name = from.name.clone();
         let id = self.send_early(from, next.number);
         self.locks.begin_early(&name, id);
-        self.begin_early_hold(id, next, valid_until);
+        self.begin_early_hold(next, valid_until);
     }
 
     fn send_early(&mut self, from: Ending, to: Number) -> OpId {
@@ -149,12 +149,12 @@ impl Core {
         )
     }
 
-    fn begin_early_hold(&mut self, hand_over: OpId, next: &Attempt, valid_until: Moment) {
+    fn begin_early_hold(&mut self, next: &Attempt, valid_until: Moment) {
         self.count_hand_over(&next.name);
-        let (number, hand_over) = (next.number, Some(hand_over));
         // Redis can renew it once it has it.
         let renew_at = Moment::NEVER;
-        let terms = Terms { number, token: None, valid_until, renew_at, hand_over };
+        let number = next.number;
+        let terms = Terms { number, token: None, valid_until, renew_at, early: true };
         self.begin_hold(next.waiter, terms);
     }
 
@@ -176,7 +176,7 @@ impl Core {
             return self.release(ending);
         }
         if let Some((valid_until, next)) = next {
-            self.begin_early_hold(hand_over, &next, valid_until);
+            self.begin_early_hold(&next, valid_until);
         }
     }
 
@@ -229,7 +229,7 @@ impl Core {
             let ending = Ending { end: End::Released, reply_to: None, ..ending };
             let id = self.send_early(ending, number);
             self.locks.begin_early(&from.name, id);
-            self.leases.follow(number, id, sent);
+            self.leases.follow(number, sent);
             self.clear_jeopardy(number);
             return false;
         }

@@ -196,8 +196,7 @@ impl Core {
             self.leases.get(*number).is_some_and(|hold| {
                 let sent = |op| self.ops.contains(op) || self.red.contains(op);
                 // An EXTEND may wait until Redis has the hold.
-                let waits = hold.early.as_ref().is_some_and(|early| early.extend.is_some());
-                waits || hold.update.is_some_and(sent)
+                hold.extend.is_some() || hold.update.is_some_and(sent)
             })
         };
         let settled = grace.unverified == 0

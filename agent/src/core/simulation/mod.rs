@@ -34,7 +34,8 @@ use crate::types::Number;
 /// Returns numbers of which Redis has at least one while a hold is valid: its own or, until an early hold is there,
 /// those of the hand-over in flight.
 fn numbers_in_redis(core: &Core, hold: &Hold) -> impl Iterator<Item = Number> {
-    let op = hold.early.as_ref().and_then(|early| core.ops.get(early.hand_over));
+    let state = core.locks.get(&hold.name).filter(|_| hold.early);
+    let op = state.and_then(|state| core.ops.get(state.early?));
     let handed = op.and_then(|op| match &op.verb {
         Verb::EarlyHandOver(early) => Some([early.from.number, early.to]),
         _ => None,

@@ -110,7 +110,7 @@ fn an_early_hold_whose_hand_over_operation_is_missing_is_released() {
     world.unlock(a, "x");
     assert_eq!(world.reply(b), "held 1");
     // The hand-over has run in Redis, but its operation is removed from the agent.
-    let hand_over = holder(&world).early.as_ref().unwrap().hand_over;
+    let hand_over = world.core.locks.get(&name("x")).unwrap().early.unwrap();
     assert!(world.core.take_op(hand_over).is_some());
     world.unlock(b, "x");
     assert!(world.has_no_reply(c), "a lock of unknown state is not handed over early");

@@ -220,7 +220,7 @@ impl Simulation {
     /// Excuses the early holds that rely on an excused field.
     fn excuse_early_holds(&mut self, host: usize) {
         let state = &self.hosts[host];
-        for hold in state.core.leases.iter().filter(|hold| hold.early.is_some()) {
+        for hold in state.core.leases.iter().filter(|hold| hold.early) {
             let lock = name_of(&hold.name);
             if fields_in_redis(state, hold).any(|field| self.history.is_excused(lock, &field)) {
                 let field = HolderId::new(state.client, hold.number).to_string();
