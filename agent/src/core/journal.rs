@@ -10,7 +10,7 @@ use crate::collections::HashSet;
 use crate::core::ids::OpId;
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::units::millis;
-use crate::core::{Bounded, Core, Effect, LogLine, Report};
+use crate::core::{Core, Effect, LogLine, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::types::{ConnectionId, Number};
 
@@ -245,9 +245,7 @@ impl Core {
     pub fn on_journal_failed(&mut self, now: Moment, upto: u64, why: &str) {
         self.advance_clock(now);
         self.effects.report(Report::JournalError);
-        self.effects.log_bounded(self.now, Bounded::JournalFailed, || LogLine::JournalFailed {
-            why: why.to_owned(),
-        });
+        self.effects.log(self.now, LogLine::JournalFailed { why: why.to_owned() });
         let done = self.journal.done;
         for id in self.advance_journal(upto) {
             self.take_back(id, done, why);

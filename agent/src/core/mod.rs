@@ -42,7 +42,7 @@ use std::collections::VecDeque;
 
 use redisson::{ClientId, Grouping, Moment, script};
 
-pub use effect::{Bounded, Effect, Gauges, Lane, LogLine, Node, Report};
+pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
 pub use ids::OpId;
 pub use input::{Input, PIPELINE, PUSHES};
 pub use ops::{Confirmed, Failure};

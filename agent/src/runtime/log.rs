@@ -85,8 +85,8 @@ pub(super) fn write(line: LogLine) {
             redis.node = node,
             "a server that had lost its part of a red lock has it again"
         ),
-        LogLine::Withheld(kind, withheld) => {
-            tracing::warn!(line = kind.message(), withheld, "log lines withheld");
+        LogLine::Withheld(line, withheld) => {
+            tracing::warn!(line, withheld, "log lines withheld");
         }
     }
 }

@@ -94,44 +94,36 @@ pub enum LogLine {
         lock: LockName,
         node: Option<String>,
     },
-    /// The number of lines of a kind that the bound withheld.
-    Withheld(Bounded, u64),
+    /// The beginning of the message of a kind of line, and the number of those that the bound withheld.
+    Withheld(&'static str, u64),
 }
 
-/// A kind of line that may exist once per hold, session or grant. Each kind has a separate bound, so no flood of one
-/// kind hides another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Bounded {
-    Jeopardy,
-    LockLost,
-    LeaseOverrun,
-    WorkerStopped,
-    SessionLapsed,
-    TooFewReplicas,
-    ReleaseUnannounced,
-    JournalFailed,
-}
-
-impl Bounded {
-    /// Returns the beginning of the message of such a line.
-    #[must_use]
-    pub fn message(self) -> &'static str {
+impl LogLine {
+    /// Returns the beginning of the message of a line that may exist once per hold, session or grant. Each such kind has a
+    /// separate bound, so no flood of one kind hides another.
+    pub(super) fn bounded(&self) -> Option<&'static str> {
         match self {
-            Self::Jeopardy => "lock in jeopardy",
-            Self::LockLost => "lock lost",
-            Self::LeaseOverrun => "lease overrun",
-            Self::WorkerStopped => "a worker is stopped",
-            Self::SessionLapsed => "nobody has resumed a session: it ends",
-            Self::TooFewReplicas => "too few replicas",
-            Self::ReleaseUnannounced => "Redis refuses the message about a release",
-            Self::JournalFailed => "the journal cannot be written",
+            Self::Jeopardy { .. } => Some("lock in jeopardy"),
+            Self::LockLost { .. } => Some("lock lost"),
+            Self::LeaseOverrun { .. } => Some("lease overrun"),
+            Self::WorkerStopped { .. } => Some("a worker is stopped"),
+            Self::SessionLapsed { .. } => Some("nobody has resumed a session: it ends"),
+            Self::TooFewReplicas { .. } => Some("too few replicas"),
+            Self::ReleaseUnannounced { .. } => Some("Redis refuses the message about a release"),
+            Self::JournalFailed { .. } => Some("the journal cannot be written"),
+            Self::Slept { .. }
+            | Self::ForcedRelease { .. }
+            | Self::WaitersRemoved { .. }
+            | Self::SessionKicked { .. }
+            | Self::NodeRestored { .. }
+            | Self::Withheld(..) => None,
         }
     }
 }
 
 /// Counts bounded lines by their kind, in windows of a second.
 #[derive(Debug, Default)]
-pub(super) struct LogLimits(BTreeMap<Bounded, Window>);
+pub(super) struct LogLimits(BTreeMap<&'static str, Window>);
 
 /// The latest window of one kind of line.
 #[derive(Debug)]
@@ -144,7 +136,7 @@ struct Window {
 
 impl LogLimits {
     /// Returns whether to log a line of this kind, and counts it.
-    pub(super) fn admit(&mut self, kind: Bounded, now: Moment) -> bool {
+    pub(super) fn admit(&mut self, kind: &'static str, now: Moment) -> bool {
         let window = self.0.entry(kind).or_insert(Window { begin: now, lines: 0, withheld: 0 });
         if now.since(window.begin) >= WINDOW {
             (window.begin, window.lines) = (now, 0);
@@ -162,7 +154,7 @@ impl LogLimits {
     }
 
     /// Takes the number of withheld lines of a kind whose window has ended.
-    pub(super) fn pop_due(&mut self, now: Moment) -> Option<(Bounded, u64)> {
+    pub(super) fn pop_due(&mut self, now: Moment) -> Option<(&'static str, u64)> {
         let due = |window: &Window| window.withheld > 0 && window.begin + WINDOW <= now;
         let (kind, window) = self.0.iter_mut().find(|(_, window)| due(window))?;
         Some((*kind, std::mem::take(&mut window.withheld)))
@@ -177,15 +169,15 @@ mod tests {
     fn fifty_lines_of_a_kind_are_admitted_in_a_second_and_the_rest_is_counted() {
         let (mut limits, now) = (LogLimits::default(), Moment::from_micros(5_000_000));
         let mut admitted = |kind, count| (0..count).filter(|_| limits.admit(kind, now)).count();
-        assert_eq!(admitted(Bounded::TooFewReplicas, 80), 50);
-        assert_eq!(admitted(Bounded::LockLost, 60), 50);
-        assert_eq!(admitted(Bounded::Jeopardy, 20), 20);
+        assert_eq!(admitted("too few replicas", 80), 50);
+        assert_eq!(admitted("lock lost", 60), 50);
+        assert_eq!(admitted("lock in jeopardy", 20), 20);
         let end = now + WINDOW;
         assert_eq!(limits.next_deadline(), Some(end));
         assert_eq!(limits.pop_due(now), None);
-        assert_eq!(limits.pop_due(end), Some((Bounded::LockLost, 10)));
-        assert_eq!(limits.pop_due(end), Some((Bounded::TooFewReplicas, 30)));
+        assert_eq!(limits.pop_due(end), Some(("lock lost", 10)));
+        assert_eq!(limits.pop_due(end), Some(("too few replicas", 30)));
         assert_eq!((limits.pop_due(end), limits.next_deadline()), (None, None));
-        assert!(limits.admit(Bounded::LockLost, end));
+        assert!(limits.admit("lock lost", end));
     }
 }

@@ -14,7 +14,7 @@ use crate::journal::Record;
 use crate::protocol::resp::Outgoing;
 use crate::types::ConnectionId;
 use log::LogLimits;
-pub use log::{Bounded, LogLine};
+pub use log::LogLine;
 pub use report::{Gauges, Report};
 
 /// The server of a script or a subscription. A cluster counts as one.
@@ -112,19 +112,10 @@ impl Effects {
         self.push(Effect::Report(report));
     }
 
-    pub(super) fn log(&mut self, line: LogLine) {
-        self.push(Effect::Log(line));
-    }
-
-    /// Logs a line that may exist once per hold, unless too many of its kind were logged within the second.
-    pub(super) fn log_bounded(
-        &mut self,
-        now: Moment,
-        kind: Bounded,
-        line: impl FnOnce() -> LogLine,
-    ) {
-        if self.log_limits.admit(kind, now) {
-            self.log(line());
+    /// Logs a line, unless it may exist once per hold and too many of its kind were logged within the second.
+    pub(super) fn log(&mut self, now: Moment, line: LogLine) {
+        if line.bounded().is_none_or(|kind| self.log_limits.admit(kind, now)) {
+            self.push(Effect::Log(line));
         }
     }
 
@@ -136,7 +127,7 @@ impl Effects {
     /// Logs the number of withheld lines, by kind, in the seconds that have ended by `now`.
     pub(super) fn log_withheld(&mut self, now: Moment) {
         while let Some((kind, lines)) = self.log_limits.pop_due(now) {
-            self.log(LogLine::Withheld(kind, lines));
+            self.log(now, LogLine::Withheld(kind, lines));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::core::lease::hold::Hold;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::ops::verb::Ending;
 use crate::core::session::event::Event;
-use crate::core::{Bounded, Core, LogLine, Node, Report, spans};
+use crate::core::{Core, LogLine, Node, Report, spans};
 use crate::types::{End, Number};
 
 /// The time after the end of an explicit lease before the agent removes its remains from Redis.
@@ -118,21 +118,10 @@ impl Core {
         let (group, lock) = (self.group_label(name), name.clone());
         let (holder, pid) = (self.numbers.field(kind, number), self.worker_pid(owner));
         if end.is_loss() {
-            self.effects.log_bounded(self.now, Bounded::LockLost, || LogLine::LockLost {
-                lock,
-                holder,
-                pid,
-                trace,
-                end,
-            });
+            self.effects.log(self.now, LogLine::LockLost { lock, holder, pid, trace, end });
             self.effects.report(Report::Lost { group, end });
         } else if end == End::Expired {
-            self.effects.log_bounded(self.now, Bounded::LeaseOverrun, || LogLine::LeaseOverrun {
-                lock,
-                holder,
-                pid,
-                trace,
-            });
+            self.effects.log(self.now, LogLine::LeaseOverrun { lock, holder, pid, trace });
             self.effects.report(Report::LeaseOverrun { group });
         }
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use redisson::Moment;
 
 use crate::core::session::state::Session;
-use crate::core::{Bounded, Core, Frozen, LogLine};
+use crate::core::{Core, Frozen, LogLine};
 use crate::types::ConnectionId;
 
 impl Core {
@@ -29,10 +29,7 @@ impl Core {
             self.let_lapse(connection, true);
             if let Some(session) = self.sessions.get(&connection) {
                 let (pid, holds) = (session.peer.pid, session.holds.len());
-                self.effects.log_bounded(now, Bounded::WorkerStopped, || LogLine::WorkerStopped {
-                    pid,
-                    holds,
-                });
+                self.effects.log(self.now, LogLine::WorkerStopped { pid, holds });
             }
         }
         self.run_ready();

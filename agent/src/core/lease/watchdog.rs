@@ -11,7 +11,7 @@ use crate::core::lease::Due;
 use crate::core::ops::verb::{Renewal, RenewalForm};
 use crate::core::session::event::{Event, Validity};
 use crate::core::units::millis;
-use crate::core::{Bounded, Core, LogLine, Node};
+use crate::core::{Core, LogLine, Node};
 use crate::types::{ConnectionId, End, Number};
 
 /// Holds that one script may renew together: those of one form and, if keys have slots, of one slot.
@@ -74,17 +74,20 @@ impl Core {
         hold.note_jeopardy(valid.ms);
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         let session = self.sessions.get(&owner.connection);
-        self.effects.log_bounded(self.now, Bounded::Jeopardy, || LogLine::Jeopardy {
-            lock: name.clone(),
-            pid: session.and_then(|session| session.peer.pid),
-            trace: hold.trace().to_owned(),
-            valid_ms: valid.ms,
-            why: match (hold.lapsing, hold.unconfirmed) {
-                (true, _) => "its worker is stopped",
-                (false, true) => "too few replicas confirm its renewals",
-                (false, false) => "renewals fail",
+        self.effects.log(
+            self.now,
+            LogLine::Jeopardy {
+                lock: name.clone(),
+                pid: session.and_then(|session| session.peer.pid),
+                trace: hold.trace().to_owned(),
+                valid_ms: valid.ms,
+                why: match (hold.lapsing, hold.unconfirmed) {
+                    (true, _) => "its worker is stopped",
+                    (false, true) => "too few replicas confirm its renewals",
+                    (false, false) => "renewals fail",
+                },
             },
-        });
+        );
         self.notify(owner, &name, kind, &Event::Jeopardy(valid));
     }
 
@@ -165,7 +168,7 @@ impl Core {
         }
         let slept = self.leases.shortest().is_some_and(|shortest| gap > shortest / 3);
         if slept {
-            self.effects.log(LogLine::Slept { gap_ms: millis(gap) });
+            self.effects.log(self.now, LogLine::Slept { gap_ms: millis(gap) });
         }
         slept
     }

@@ -14,7 +14,7 @@ use crate::core::ids::OpId;
 use crate::core::lock::waiter::Left;
 use crate::core::ops::verb::Attempt;
 use crate::core::ops::{Confirmed, Op};
-use crate::core::{Bounded, Core, LogLine, Report};
+use crate::core::{Core, LogLine, Report};
 
 impl Core {
     /// Handles the reply to a script that replicas must confirm, with the number of replicas that have what it wrote.
@@ -56,12 +56,10 @@ impl Core {
             ),
         };
         let (replicas, refusal) = (*replicas, refusal.clone());
-        self.effects.log_bounded(self.now, Bounded::TooFewReplicas, || LogLine::TooFewReplicas {
-            lock: name.clone(),
-            replicas,
-            wanted,
-            refusal,
-        });
+        self.effects.log(
+            self.now,
+            LogLine::TooFewReplicas { lock: name.clone(), replicas, wanted, refusal },
+        );
         Some(why)
     }
 

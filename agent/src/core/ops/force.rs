@@ -267,13 +267,16 @@ impl Core {
         confirmed: bool,
     ) {
         let peer = self.sessions.get(&reply_to.connection).map(|session| &session.peer);
-        self.effects.log(LogLine::ForcedRelease {
-            lock: name.clone(),
-            confirmed,
-            holders: holders.join(" "),
-            dead_waiters,
-            by: peer.cloned(),
-        });
+        self.effects.log(
+            self.now,
+            LogLine::ForcedRelease {
+                lock: name.clone(),
+                confirmed,
+                holders: holders.join(" "),
+                dead_waiters,
+                by: peer.cloned(),
+            },
+        );
     }
 
     /// Ends a session: reports its locks to its worker as lost, and closes its connection.
@@ -291,13 +294,16 @@ impl Core {
         let by = self.sessions.get(&reply_to.connection).map(|session| session.peer.clone());
         let Some(kicked) = self.sessions.get(&connection) else { return };
         let numbers = kicked.hold_numbers();
-        self.effects.log(LogLine::SessionKicked {
-            session: self.session_name(connection),
-            peer: kicked.peer.clone(),
-            holds: numbers.len(),
-            age_ms: millis(self.now.since(kicked.opened)),
-            by,
-        });
+        self.effects.log(
+            self.now,
+            LogLine::SessionKicked {
+                session: self.session_name(connection),
+                peer: kicked.peer.clone(),
+                holds: numbers.len(),
+                age_ms: millis(self.now.since(kicked.opened)),
+                by,
+            },
+        );
         for number in &numbers {
             let Some(hold) = self.leases.get(*number) else { continue };
             let (owner, name, kind) = (hold.owner, hold.name.clone(), hold.kind);

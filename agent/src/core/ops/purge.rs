@@ -75,7 +75,7 @@ impl Operation for Purge {
         core.note_message(&self.name, reply);
         if waiters > 0 {
             let (lock, agent) = (self.name.clone(), self.vanished);
-            core.effects.log(LogLine::WaitersRemoved { lock, agent, waiters });
+            core.effects.log(core.now, LogLine::WaitersRemoved { lock, agent, waiters });
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::operation::{Operation, Silence};
 use super::{FAIR_WAIT, Op};
 use crate::core::ids::OpId;
 use crate::core::ops::verb::{Ending, Release};
-use crate::core::{Bounded, Core, LogLine, Report};
+use crate::core::{Core, LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
@@ -122,9 +122,7 @@ impl Core {
     pub(in crate::core) fn note_message(&mut self, name: &LockName, reply: &Value) {
         if let Some(error) = script::unannounced(reply) {
             let lock = name.clone();
-            self.effects.log_bounded(self.now, Bounded::ReleaseUnannounced, || {
-                LogLine::ReleaseUnannounced { lock, error }
-            });
+            self.effects.log(self.now, LogLine::ReleaseUnannounced { lock, error });
         }
     }
 

@@ -165,10 +165,13 @@ impl Core {
         let Some(restored) = restored else { return };
         if restored {
             let red = self.settings.red.as_ref();
-            self.effects.log(LogLine::NodeRestored {
-                lock: renewal.name.clone(),
-                node: red.map(|red| red.nodes[node].clone()),
-            });
+            self.effects.log(
+                self.now,
+                LogLine::NodeRestored {
+                    lock: renewal.name.clone(),
+                    node: red.map(|red| red.nodes[node].clone()),
+                },
+            );
         }
         self.reassess(number, None);
     }

@@ -12,7 +12,7 @@ use crate::core::session::reply::Reply;
 use crate::core::session::state::Resuming;
 use crate::core::session::wrong_secret;
 use crate::core::units::millis;
-use crate::core::{Bounded, Core, LogLine, Report};
+use crate::core::{Core, LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
 use crate::types::{ConnectionId, Number, SessionId};
@@ -125,11 +125,7 @@ impl Core {
         let Some(grace) = &session.grace else { return };
         let (session, holds, grace_ms) = (session.id, session.holds.len(), millis(grace.time));
         let gone = grace.away.unwrap_or(self.now);
-        self.effects.log_bounded(self.now, Bounded::SessionLapsed, || LogLine::SessionLapsed {
-            session,
-            holds,
-            grace_ms,
-        });
+        self.effects.log(self.now, LogLine::SessionLapsed { session, holds, grace_ms });
         self.effects.report(Report::Resume("lapsed"));
         let until = self.kept_back_until(gone);
         self.end_session(connection, until);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, hold_command, lock_command, name, short};
-use crate::core::{Bounded, LogLine, Node};
+use crate::core::{LogLine, Node};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -424,7 +424,7 @@ fn the_end_of_a_drain_logs_how_many_losses_were_withheld() {
     let logged = world.logged.iter().filter(|line| matches!(line, LogLine::LockLost { .. }));
     assert_eq!(logged.count(), 50);
     let last = world.logged.last().unwrap();
-    assert!(matches!(last, LogLine::Withheld(Bounded::LockLost, 10)), "{last:?}");
+    assert!(matches!(last, LogLine::Withheld("lock lost", 10)), "{last:?}");
 }
 
 #[test]

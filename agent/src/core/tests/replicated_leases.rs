@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Replicas, World, lock_command};
-use crate::core::{Bounded, LogLine};
+use crate::core::LogLine;
 use crate::protocol::command::{Command, LockRequest};
 use crate::types::ConnectionId;
 
@@ -71,7 +71,7 @@ fn losses_are_logged_although_refused_grants_flood_the_log() {
     assert_eq!(count(|line| matches!(line, LogLine::Jeopardy { .. })), 20);
     let logged = count(|line| matches!(line, LogLine::TooFewReplicas { .. }));
     let withheld = world.logged.iter().filter_map(|line| match line {
-        LogLine::Withheld(Bounded::TooFewReplicas, lines) => Some(*lines),
+        LogLine::Withheld("too few replicas", lines) => Some(*lines),
         LogLine::Withheld(..) => panic!("{line:?}"),
         _ => None,
     });
