@@ -31,7 +31,12 @@ impl Core {
         let channel =
             keys::fair_channel(&attempt.name, &self.numbers.field(Kind::Fair, attempt.number));
         if !self.locks.has_waiter(attempt.waiter) {
-            return self.undo_orphan_position(attempt);
+            // It may have a position: with replicas to wait for, attempts have a connection of their own, and the script
+            // that releases the position may have run before.
+            if self.settings.min_replicas > 0 {
+                self.undo(&attempt.name, Kind::Fair, attempt.number, attempt.lease);
+            }
+            return;
         }
         if let Some(ahead) = holders.last() {
             self.suspect(ahead, &attempt.name);

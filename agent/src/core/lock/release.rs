@@ -73,12 +73,15 @@ impl Core {
                 request.kind.is_none() || held == request.kind
             }),
         };
-        let loss =
-            || self.sessions.get(&owner.connection).and_then(|s| s.losses.get(owner.owner, name));
-        number.ok_or_else(|| match loss() {
+        number.ok_or_else(|| match self.loss_of(owner, name) {
             Some(end) => Self::lost(name, end),
             None => Self::not_held(name, owner.owner, request.kind),
         })
+    }
+
+    /// Returns how an owner has lost a lock, if it has.
+    pub(in crate::core) fn loss_of(&self, owner: Owner, name: &LockName) -> Option<End> {
+        self.sessions.get(&owner.connection)?.losses.get(owner.owner, name)
     }
 
     pub(in crate::core) fn hold_of(

@@ -8,7 +8,7 @@
 //!   hold ends for its owner with its last confirmed lease.
 
 use redisson::script::Value;
-use redisson::{Kind, LockName, Moment};
+use redisson::{LockName, Moment};
 
 use crate::core::ids::OpId;
 use crate::core::lock::waiter::Left;
@@ -74,15 +74,5 @@ impl Core {
         self.renumber(*waiter);
         self.undo(name, *kind, *number, *lease);
         self.leave(*waiter, Left::Failed(format!("UNAVAILABLE `{name}` is not granted: {why}")));
-    }
-
-    /// Removes the position that an attempt may have taken for a fair waiter that has left.
-    ///
-    /// The script that releases a position uses another connection than attempts, so it may run before the attempt
-    /// does.
-    pub(in crate::core) fn undo_orphan_position(&mut self, attempt: &Attempt) {
-        if self.settings.min_replicas > 0 && attempt.kind == Kind::Fair {
-            self.undo(&attempt.name, Kind::Fair, attempt.number, attempt.lease);
-        }
     }
 }

@@ -297,7 +297,7 @@ impl Core {
         self.effects.log(
             self.now,
             LogLine::SessionKicked {
-                session: self.session_name(connection),
+                session: kicked.id.to_string(),
                 peer: kicked.peer.clone(),
                 holds: numbers.len(),
                 age_ms: millis(self.now.since(kicked.opened)),

@@ -113,7 +113,7 @@ impl Core {
         {
             return self.update_withdrawn(update, &why);
         }
-        self.on_update_reply(op.sent, update, outcome);
+        self.on_update_reply(op.sent, update, lost_end(outcome));
     }
 
     /// Refuses an update that too few replicas have. The hold stays unchanged; a renewal restores its count in Redis.
@@ -130,23 +130,22 @@ impl Core {
         self.answer(*reply_to, Self::unavailable_for(name, &format!("{refused}: {why}")));
     }
 
-    /// Applies the reply to an update that was sent at `sent`.
+    /// Applies the reply to an update that was sent at `sent`, according to which the hold may be lost.
     pub(in crate::core) fn on_update_reply(
         &mut self,
         sent: Moment,
         update: &HoldUpdate,
-        outcome: RenewOutcome,
+        lost: Option<End>,
     ) {
         let HoldUpdate { name, number, count, owner, reply_to, span, .. } = update;
-        if let Some(end) = lost_end(outcome) {
+        if let Some(end) = lost {
             self.lose(*number, end);
         }
         let jitter = self.numbers.jitter();
         let Some(hold) = self.leases.on_updated(*number, update.change, *count, sent, jitter)
         else {
             // It was lost, according to this answer or meanwhile.
-            let end =
-                self.sessions.get(&owner.connection).and_then(|s| s.losses.get(owner.owner, name));
+            let end = self.loss_of(*owner, name);
             self.on_update_failed(update);
             return self.answer(*reply_to, Self::lost(name, end.unwrap_or(End::Missing)));
         };

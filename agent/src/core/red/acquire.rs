@@ -113,8 +113,7 @@ impl Core {
         self.renumber(*waiter);
         let nodes: Vec<_> = quorum.may_have_done().collect();
         let sure: Vec<_> = quorum.yes().map(|(node, _)| node).collect();
-        let undoing =
-            Undoing { name: name.clone(), number: *number, waiter: Some(*waiter), wakes: false };
+        let undoing = Undoing { name: name.clone(), number: *number, waiter: Some(*waiter) };
         let undo = self.undo_red(undoing, *lease, &nodes, &sure);
         self.locks.set_undoing(*waiter, undo);
         match (quorum.final_reply, undo) {
@@ -192,7 +191,7 @@ impl Core {
         ghosts.sort_unstable();
         for (number, nodes) in ghosts {
             self.effects.report(Report::OutcomeKnown("undone_late"));
-            let undoing = Undoing { name: attempt.name.clone(), number, waiter: None, wakes: true };
+            let undoing = Undoing { name: attempt.name.clone(), number, waiter: None };
             self.undo_red(undoing, self.settings.lease, &nodes, &nodes);
         }
     }

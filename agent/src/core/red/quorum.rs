@@ -36,10 +36,8 @@ pub(in crate::core) enum QuorumRequest {
 pub(in crate::core) struct Undoing {
     pub(in crate::core) name: LockName,
     pub(in crate::core) number: Number,
-    /// The waiter of the attempt.
+    /// The waiter whose attempt is removed. Without one, the number blocked a waiter, which then tries at once.
     pub(in crate::core) waiter: Option<WaiterId>,
-    /// It blocked a waiter, which then tries at once.
-    pub(in crate::core) wakes: bool,
 }
 
 /// The answer of one node.

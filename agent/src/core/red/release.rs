@@ -36,7 +36,7 @@ impl Core {
     ) {
         self.begin_leaving(&name, Kind::Red);
         let (nodes, at) = ((0..self.nodes().len()).collect::<Vec<_>>(), after.max(self.now));
-        let undoing = Undoing { name: name.clone(), number, waiter: None, wakes: true };
+        let undoing = Undoing { name: name.clone(), number, waiter: None };
         let quorum = self.open_removal(QuorumRequest::Undo(undoing), &nodes, at);
         let verb = NodeVerb::Release { quorum, name, number, valid_until: Moment::NEVER, after };
         // The journal does not contain its lease, which may be long.
@@ -148,7 +148,7 @@ impl Core {
         let unconfirmed = quorum.awaited().next().is_some();
         let errors = self.errors_of(&quorum);
         let (request, word) = (quorum.request, quorum.final_reply);
-        let QuorumRequest::Undo(Undoing { name, number, waiter, wakes }) = request else { return };
+        let QuorumRequest::Undo(Undoing { name, number, waiter }) = request else { return };
         // One of an attempt may be on servers that this operation does not cover.
         if waiter.is_none() && !unconfirmed {
             self.journal_gone(number);
@@ -167,7 +167,7 @@ impl Core {
             None => {}
         }
         self.locks.end_leaving(&name, Kind::Red);
-        if wakes {
+        if waiter.is_none() {
             self.wake(&name);
         }
         self.poll_queue(&name);

@@ -36,12 +36,11 @@ impl Core {
         let verdict = quorum.verdict(majority);
         if verdict == Verdict::Won {
             self.recount(quorum, update.number, update.change);
-            self.on_update_reply(quorum.sent, update, RenewOutcome::Renewed);
+            self.on_update_reply(quorum.sent, update, None);
             return self.reassess(update.number, None);
         }
         match quorum.gone(majority) {
-            Some(End::Stolen) => self.on_update_reply(quorum.sent, update, RenewOutcome::Stolen),
-            Some(_) => self.on_update_reply(quorum.sent, update, RenewOutcome::Missing),
+            Some(end) => self.on_update_reply(quorum.sent, update, Some(end)),
             // A hold's count on some nodes may differ from ours now: the next renewal corrects it.
             None => {
                 let errors = self.errors_of(quorum);

@@ -191,7 +191,7 @@ impl Core {
             .into_iter()
             .filter_map(|connection| Some((connection, self.sessions.get(&connection)?)))
             .map(|(connection, session)| SessionRow {
-                session: self.session_name(connection),
+                session: session.id.to_string(),
                 pid: session.peer.pid,
                 uid: session.peer.uid,
                 comm: session.peer.comm.clone(),
