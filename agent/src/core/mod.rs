@@ -226,7 +226,7 @@ impl Core {
                 Some(Other::Quorum(quorum)) => self.on_quorum_due(quorum),
                 Some(Other::Lock(LockTimer::Waiter(id))) => self.on_waiter_due(id),
                 Some(Other::Lock(LockTimer::FairPosition(id))) => self.on_fair_position_due(id),
-                Some(Other::Lock(LockTimer::Lock(name))) => self.on_lock_due(&name),
+                Some(Other::Lock(LockTimer::Lock(name))) => self.wake(&name),
                 Some(Other::Session(SessionTimer::Events(id))) => self.wake_events(id),
                 Some(Other::Session(SessionTimer::Multi(connection, owner))) => {
                     self.on_patience_due(ids::Owner { connection, owner });

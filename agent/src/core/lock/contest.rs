@@ -58,12 +58,6 @@ impl Core {
         held.or_else(wanted).map(Kind::family)
     }
 
-    pub(in crate::core) fn on_lock_due(&mut self, name: &LockName) {
-        if self.locks.on_due(name) {
-            self.poll_queue(name);
-        }
-    }
-
     /// Ends the front waiter's sleep: it tries again.
     pub(in crate::core) fn wake(&mut self, name: &LockName) {
         if self.locks.wake(name) {

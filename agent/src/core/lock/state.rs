@@ -25,6 +25,16 @@ pub(in crate::core) enum Contest {
     Asleep(Moment),
 }
 
+impl Contest {
+    /// Returns the instant at which a sleep ends.
+    pub(super) fn sleeps_until(self) -> Moment {
+        match self {
+            Self::Asleep(until) => until,
+            Self::Idle | Self::Attempting(_) => Moment::NEVER,
+        }
+    }
+}
+
 /// The subscription to a lock's release messages.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::core) struct Listening {
@@ -66,12 +76,10 @@ pub(in crate::core) struct LockState {
     pub(in crate::core) failures: u32,
     /// The error of the latest attempt; `None` once an attempt was answered.
     pub(in crate::core) last_error: Option<String>,
-    /// The deadline that is set.
-    pub(in crate::core) armed: Moment,
 }
 
 // An agent may have a hundred thousand of them, nearly all of them held and without waiters.
-const _: () = assert!(size_of::<LockState>() <= 192);
+const _: () = assert!(size_of::<LockState>() <= 184);
 
 impl LockState {
     pub(super) fn new(group: Arc<str>) -> Self {
@@ -93,7 +101,6 @@ impl LockState {
             stand_back_until: Moment::default(),
             failures: 0,
             last_error: None,
-            armed: Moment::NEVER,
         }
     }
 

@@ -180,7 +180,7 @@ impl LockTable {
     pub(in crate::core) fn next_step(&mut self, name: &LockName, now: Moment) -> Step {
         let Some(state) = self.locks.get(name) else { return Step::Nothing };
         if state.is_unused() {
-            self.timers.clear(state.armed, LockTimer::Lock(name.clone()));
+            self.timers.clear(state.contest.sleeps_until(), LockTimer::Lock(name.clone()));
             self.locks.remove(name);
             return Step::Nothing;
         }
@@ -216,31 +216,32 @@ impl LockTable {
 
     /// Records the front waiter's attempt or hand-over in flight.
     pub(in crate::core) fn begin_contest(&mut self, name: &LockName, op: OpId) {
-        self.change(name, |state| state.contest = Contest::Attempting(op));
+        self.set_contest(name, Contest::Attempting(op));
+    }
+
+    /// Sets the front waiter's activity, and the deadline of its sleep.
+    fn set_contest(&mut self, name: &LockName, contest: Contest) {
+        let Some(state) = self.locks.get_mut(name) else { return };
+        let mut armed = std::mem::replace(&mut state.contest, contest).sleeps_until();
+        let until = contest.sleeps_until();
+        if armed != until {
+            self.timers.set(&mut armed, until, LockTimer::Lock(name.clone()));
+        }
     }
 
     /// Puts the front waiter to sleep until that instant, or until a message.
     pub(in crate::core) fn sleep(&mut self, name: &LockName, until: Moment) {
-        let Some(state) = self.locks.get_mut(name) else { return };
-        state.contest = Contest::Asleep(until);
-        self.timers.set(&mut state.armed, until, LockTimer::Lock(name.clone()));
+        self.set_contest(name, Contest::Asleep(until));
     }
 
     /// Ends the front waiter's sleep. Returns whether it slept.
     pub(in crate::core) fn wake(&mut self, name: &LockName) -> bool {
-        let Some(state) = self.locks.get_mut(name) else { return false };
-        let asleep = matches!(state.contest, Contest::Asleep(_));
+        let asleep = |state: &LockState| matches!(state.contest, Contest::Asleep(_));
+        let asleep = self.get(name).is_some_and(asleep);
         if asleep {
-            state.contest = Contest::Idle;
-            self.timers.set(&mut state.armed, Moment::NEVER, LockTimer::Lock(name.clone()));
+            self.set_contest(name, Contest::Idle);
         }
         asleep
-    }
-
-    /// Handles the end of the front waiter's sleep. Returns whether it slept.
-    pub(in crate::core) fn on_due(&mut self, name: &LockName) -> bool {
-        self.change(name, |state| state.armed = Moment::NEVER);
-        self.wake(name)
     }
 
     /// Leaves the lock to others until that instant. Returns whether the name is in use.

@@ -214,7 +214,7 @@ fn the_front_waiter_sleeps_while_it_yields_the_lock_to_other_clients() {
     assert!(table.stand_back(&name(), T(5)));
     assert_eq!(table.next_step(&name(), T(1)), Step::Nothing);
     assert_eq!(table.pop_due(T(5)), Some(LockTimer::Lock(name())));
-    assert!(table.on_due(&name()));
+    assert!(table.wake(&name()));
     assert_eq!(table.next_step(&name(), T(5)), Step::Attempt(1));
 }
 
