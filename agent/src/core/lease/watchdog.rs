@@ -72,12 +72,11 @@ impl Core {
     fn warn_of_jeopardy(&mut self, number: Number, valid: Validity) {
         let Some(hold) = self.leases.get(number) else { return };
         hold.note_jeopardy(valid.ms);
-        let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
-        let session = self.sessions.get(&owner.connection);
+        let session = self.sessions.get(&hold.owner.connection);
         self.effects.log(
             self.now,
             LogLine::Jeopardy {
-                lock: name.clone(),
+                lock: hold.name.clone(),
                 pid: session.and_then(|session| session.peer.pid),
                 trace: hold.trace().to_owned(),
                 valid_ms: valid.ms,
@@ -88,15 +87,21 @@ impl Core {
                 },
             },
         );
-        self.notify(owner, &name, kind, &Event::Jeopardy(valid));
+        self.tell(number, &Event::Jeopardy(valid));
+    }
+
+    /// Sends the owner of a hold an event about it, unless its worker does not know about the hold yet.
+    pub(in crate::core) fn tell(&mut self, number: Number, event: &Event) {
+        let Some(hold) = self.leases.get(number).filter(|hold| !hold.untold) else { return };
+        let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
+        self.notify(owner, &name, kind, event);
     }
 
     /// Notifies the owner of a hold of its jeopardy, if it is in any: the worker may not know.
     pub(in crate::core) fn tell_jeopardy(&mut self, number: Number) {
         let Some(hold) = self.leases.get(number).filter(|hold| hold.jeopardy) else { return };
-        let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         let valid = hold.validity(self.now);
-        self.notify(owner, &name, kind, &Event::Jeopardy(valid));
+        self.tell(number, &Event::Jeopardy(valid));
     }
 
     /// Notifies a session of each of its holds that is in jeopardy.
@@ -118,8 +123,7 @@ impl Core {
     pub(in crate::core) fn tell_safe(&mut self, number: Number) {
         if let Some(hold) = self.leases.get(number) {
             hold.note_safe(hold.valid_ms(self.now));
-            let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
-            self.notify(owner, &name, kind, &Event::Safe);
+            self.tell(number, &Event::Safe);
         }
     }
 

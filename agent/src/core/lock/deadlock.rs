@@ -24,14 +24,14 @@ impl Core {
             let Some(state) = self.locks.get(name).filter(|_| seen.insert(name)) else { continue };
             for hold in state.holds().filter_map(|number| self.leases.get(number)) {
                 let Some(session) = self.sessions.get(&hold.owner.connection) else { continue };
-                let multi = session.multi.get(&hold.owner.owner);
-                if multi.is_some_and(|multi| multi.gives_way(hold.number)) {
+                // Its MLOCK releases it rather than keep it while waiting.
+                if hold.untold {
                     continue;
                 }
                 if hold.owner == owner {
                     return true;
                 }
-                if let Some(multi) = multi {
+                if let Some(multi) = session.multi.get(&hold.owner.owner) {
                     wanted.extend(multi.awaited());
                     continue;
                 }

@@ -1,12 +1,11 @@
 //! The progress of an MLOCK or MUNLOCK.
 
-use redisson::{Kind, LockName, Moment};
+use redisson::{LockName, Moment};
 
 use crate::core::ids::ReplyTo;
 use crate::core::session::reply::{Grant, Reply};
 use crate::protocol::command::LockRequest;
 use crate::protocol::resp::Frame;
-use crate::types::Number;
 
 /// An MLOCK or MUNLOCK in progress.
 #[derive(Debug)]
@@ -64,21 +63,6 @@ impl MultiLock {
         self.members.iter().enumerate().filter_map(|(index, member)| match member {
             Member::Taken(grant) => Some((index, grant)),
             _ => None,
-        })
-    }
-
-    /// Returns whether it acquired this hold itself and will release it rather than keep it while waiting.
-    pub(in crate::core) fn gives_way(&self, number: Number) -> bool {
-        self.taken().any(|(_, grant)| grant.number == number && grant.count == 1)
-    }
-
-    /// Returns whether it acquired the hold of this name and kind itself: its worker does not know about that hold yet.
-    pub(in crate::core) fn is_untold(&self, name: &LockName, kind: Kind) -> bool {
-        self.members.iter().any(|member| match member {
-            Member::Taken(grant) | Member::Leasing(grant) => {
-                grant.count == 1 && grant.kind == kind && grant.name == *name
-            }
-            _ => false,
         })
     }
 

@@ -104,12 +104,14 @@ impl Core {
             };
             renewed.add(&hold.group);
             if extended {
-                let (owner, valid) = (hold.owner, hold.validity(now));
+                let (owner, valid, untold) = (hold.owner, hold.validity(now), hold.untold);
                 margins.push(margin);
                 if safe {
                     self.tell_safe(renewal.number);
                 }
-                self.notify(owner, &renewal.name, renewal.kind, &Event::Valid(valid));
+                if !untold {
+                    self.notify(owner, &renewal.name, renewal.kind, &Event::Valid(valid));
+                }
             }
         }
         if !incomplete.is_empty() {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redisson::Moment;
 use redisson::script::{AcquireOutcome, RenewOutcome};
-use redisson::{Kind, Moment};
 
 use super::quorum::{QuorumOp, QuorumRequest, Verdict};
 use crate::core::ids::OpId;
@@ -123,8 +123,8 @@ impl Core {
         let Some(hold) = self.leases.get(number).filter(|hold| hold.valid_until > before) else {
             return;
         };
-        let (owner, name, valid) = (hold.owner, hold.name.clone(), hold.validity(self.now));
-        self.notify(owner, &name, Kind::Red, &Event::Valid(valid));
+        let valid = hold.validity(self.now);
+        self.tell(number, &Event::Valid(valid));
     }
 
     /// Restores a hold on nodes that have lost it: the only renewal that may create a field. It waits until a majority

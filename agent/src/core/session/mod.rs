@@ -164,8 +164,7 @@ impl Core {
         }
     }
 
-    /// Sends a session an event about one of its holds. Before the reply to an MLOCK, it omits the validity of holds
-    /// that the MLOCK has acquired.
+    /// Sends a session an event about one of its holds.
     pub(in crate::core) fn notify(
         &mut self,
         owner: Owner,
@@ -178,10 +177,6 @@ impl Core {
             session.losses.remember(owner.owner, name.clone(), *end);
         }
         if matches!(event, Event::Valid(_)) && !session.deadlines {
-            return;
-        }
-        let multi = session.multi.get(&owner.owner).filter(|multi| multi.is_untold(name, kind));
-        if multi.is_some() && !matches!(event, Event::Lost(_)) {
             return;
         }
         let pushed = session.push && session.resp3;
