@@ -55,7 +55,8 @@ impl<'de> Deserialize<'de> for SessionId {
     }
 }
 
-/// The secret of a session, which authorizes RESUME, EVENTS and CANCEL. Its text is its hexadecimal digits.
+/// The secret of a session, which authorizes RESUME, and HOLDS, EVENTS and CANCEL from other connections. Its text is its
+/// hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 

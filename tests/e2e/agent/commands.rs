@@ -33,6 +33,7 @@ async fn wrong_commands_get_explanatory_errors() -> Result<()> {
         ("EXTEND a 99", "LIMIT", "100"),
         ("EXTEND a 500", "NOTHELD", "a"),
         ("HOLDS a", "SYNTAX", "HOLDS"),
+        ("HOLDS 1-1 wrong", "SESSION", "secret"),
         ("LOCKS COUNT 0", "LIMIT", "COUNT"),
         ("LOCKS CURSOR x", "SYNTAX", "CURSOR"),
         ("SHOW", "SYNTAX", "SHOW name"),

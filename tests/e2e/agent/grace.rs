@@ -339,3 +339,25 @@ async fn holds_survive_a_restart_of_the_agent_on_a_full_disk() -> Result<()> {
     bench.until_free("a").await;
     Ok(())
 }
+
+#[tokio::test]
+async fn the_holds_of_a_connected_session_are_listed_on_any_connection() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut other = bench.session().await?;
+    lock(&mut other, "LOCK taken").await?;
+    let mut worker = bench.session().await?;
+    let ticket = graced(&mut worker, GRACE).await?;
+    lock(&mut worker, "LOCK a").await?;
+    worker.send("LOCK taken").await?;
+    bench.until_waiting("taken", 1).await?;
+    let rows = other.call(&format!("HOLDS {ticket}")).await?.ok()?;
+    ensure!(rows.items()?.len() == 1 && rows.items()?[0].field("lock")?.text() == "a", "{rows}");
+    drop(worker);
+    bench.until_metric("lockscope_agent_away_sessions", &[], 1.0).await;
+    assert_error(&other.call(&format!("HOLDS {ticket}")).await?, "SESSION", "RESUME");
+    let mut again = bench.session().await?;
+    let (new, _) = resume(&mut again, &ticket).await?;
+    let rows = other.call(&format!("HOLDS {new}")).await?.ok()?;
+    ensure!(rows.items()?.len() == 1, "{rows}");
+    Ok(())
+}

@@ -68,6 +68,7 @@ impl Core {
             Command::Extend(request, lease) => self.extend(reply_to, &request, lease),
             Command::Show(name) => self.show(reply_to, name),
             Command::Holds => self.answer_with(reply_to, Reply::Holds),
+            Command::HoldsOf { session, secret } => self.list_holds(reply_to, &session, &secret),
             Command::Locks(request) => self.list_locks(reply_to, &request),
             Command::Session { grace, push, deadlines, process: _ } => {
                 self.introduce(reply_to, grace, push, deadlines);
@@ -194,6 +195,22 @@ impl Core {
             self.effects.report(Report::EventDropped);
         }
         self.wake_events(owner.connection);
+    }
+
+    fn list_holds(&mut self, reply_to: ReplyTo, name: &[u8], secret: &[u8]) {
+        let reply = match self.connection_by_secret(name, secret) {
+            Some(connection) if self.is_away(connection) => Frame::Error(
+                "SESSION the connection of that session has ended: RESUME lists its holds"
+                    .to_owned(),
+            ),
+            Some(connection) => self.holds_frame(connection),
+            None => wrong_secret(),
+        };
+        self.answer(reply_to, reply);
+    }
+
+    fn is_away(&self, connection: ConnectionId) -> bool {
+        self.sessions.get(&connection).is_some_and(|session| session.away_since().is_some())
     }
 
     fn events(&mut self, reply_to: ReplyTo, connection: ConnectionId, until: Moment) {

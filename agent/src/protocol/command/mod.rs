@@ -17,7 +17,7 @@ pub enum Wait {
     AtMost(Duration),
 }
 
-/// A session id as passed to EVENTS, CANCEL and IN, not validated yet.
+/// A session id as passed to HOLDS, EVENTS, CANCEL and IN, not validated yet.
 pub type SessionName = Vec<u8>;
 
 /// One command of a worker.
@@ -34,6 +34,11 @@ pub enum Command {
     Extend(HoldRequest, Option<Lease>),
     /// Lists the holds of this session.
     Holds,
+    /// Lists the holds of a session that has a connection.
+    HoldsOf {
+        session: SessionName,
+        secret: Vec<u8>,
+    },
     /// Lists a page of all holds and waits of the agent.
     Locks(ListRequest),
     /// Shows the state of a lock in Redis.
@@ -169,7 +174,7 @@ impl Command {
             Self::LockAll(_) => "mlock",
             Self::UnlockAll(_) => "munlock",
             Self::Extend(..) => "extend",
-            Self::Holds => "holds",
+            Self::Holds | Self::HoldsOf { .. } => "holds",
             Self::Locks(_) => "locks",
             Self::Show(_) => "show",
             Self::Session { .. } => "session",

@@ -25,7 +25,7 @@ const MEMBERS: &str = "the number of locks";
 const UNLOCK: &str = "UNLOCK name [KIND kind] [OWNER n] [IN session]";
 const MUNLOCK: &str = "MUNLOCK n name… [KIND kind] [OWNER n] [IN session]";
 const EXTEND: &str = "EXTEND name ms [KIND kind] [OWNER n] [IN session]";
-const HOLDS: &str = "HOLDS";
+const HOLDS: &str = "HOLDS [id secret]";
 const LOCKS: &str = "LOCKS [MATCH glob] [CURSOR c] [COUNT n]";
 const SHOW: &str = "SHOW name";
 const SESSION: &str = "SESSION [GRACE ms] [PUSH on|off] [DEADLINES on|off] [PROCESS on|off]";
@@ -54,7 +54,12 @@ pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
         b"MLOCK" => multi::lock_all(args),
         b"MUNLOCK" => multi::unlock_all(args),
         b"EXTEND" => extend(args),
-        b"HOLDS" => Options::new(args, 1, HOLDS).end().map(|()| Command::Holds),
+        b"HOLDS" if args.get(1).is_none() => Ok(Command::Holds),
+        b"HOLDS" => {
+            let (session, secret) = credentials(args, HOLDS)?;
+            Options::new(args, 3, HOLDS).end()?;
+            Ok(Command::HoldsOf { session, secret })
+        }
         b"LOCKS" => locks(args),
         b"SHOW" => {
             let name = lock_name(args, SHOW)?;

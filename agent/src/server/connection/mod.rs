@@ -327,7 +327,10 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
 
     /// Sends a command to the core. A second listing waits for the first, since each may be large, and each waits for memory.
     fn send(&mut self, command: Command, bytes: usize) -> Result<(), Closed> {
-        if matches!(command, Command::Holds | Command::Locks(_) | Command::Show(_)) {
+        if matches!(
+            command,
+            Command::Holds | Command::HoldsOf { .. } | Command::Locks(_) | Command::Show(_)
+        ) {
             if !self.may_list() {
                 self.held_listing = Some(command);
                 return Ok(());
