@@ -9,6 +9,9 @@ from typing import Any, Callable, Deque, List, Optional, Tuple, Union
 
 from ._errors import Disconnected, Rejected
 
+#: The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
+REPLY_LIMIT = 10.0
+
 Word = Union[str, int]
 
 

@@ -6,7 +6,8 @@ from typing import Callable, Generic, Iterator, List, Optional, Sequence, TypeVa
 
 from ._clock import boot
 from ._errors import LockLost
-from ._session import Grant, Session
+from ._grant import Grant
+from ._session import Session
 
 DEFAULT_SOCKET = "/run/lockscope/agent.sock"
 

@@ -11,8 +11,9 @@ from typing import Any, Awaitable, Callable, Coroutine, Generic, Iterable, List,
 
 from . import aio
 from ._errors import LockLost, LockTimeout, LockscopeError, Unavailable
+from ._grant import Grant
 from ._hold import BaseHold, BaseHolds, socket_path
-from ._session import CLOSED, Grant, Session
+from ._session import CLOSED, Session
 
 T = TypeVar("T")
 U = TypeVar("U")
