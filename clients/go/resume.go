@@ -64,11 +64,16 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 			_, err = conn.call("SESSION", "PUSH", "on", "PROCESS", "on")
 		}
 	} else {
+		given := s.grace
 		reply, err = conn.call("SESSION", "GRACE", s.grace.Milliseconds(), "PUSH", "on", "PROCESS", "on")
 		if code(err) == "UNAVAILABLE" {
 			// An agent without a journal grants locks but no grace.
+			given = 0
 			reply, err = conn.call("SESSION", "PUSH", "on")
 		}
+		s.mu.Lock()
+		s.given = given
+		s.mu.Unlock()
 	}
 	if err != nil {
 		conn.socket.Close()
@@ -84,6 +89,7 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 	ticket, _ := reply.(map[string]any)
 	s.mu.Lock()
 	if s.closing {
+		s.id = ""
 		s.mu.Unlock()
 		conn.quit()
 		return errClosed
@@ -172,29 +178,48 @@ func (s *session) onClose(conn *connection) {
 		return
 	}
 	s.conn = nil
-	limit, end := s.proven+s.grace, boot()
-	recover := !s.closing && (len(s.grants) > 0 || s.uncertain)
-	if s.uncertain {
-		end = max(end, limit)
-	}
-	if !recover && s.users == 0 {
+	limit := s.proven + s.given
+	if !s.holdsLocked() && s.users == 0 {
 		s.id = ""
 	}
 	s.mu.Unlock()
 	for _, g := range s.all() {
-		g.update(func(g *grant) {
-			g.deadline = min(g.deadline, limit)
-			end = max(end, g.deadline)
-		})
+		g.update(func(g *grant) { g.deadline = min(g.deadline, limit) })
 		g.warn(true)
 	}
-	if recover {
-		s.background(func() {
-			if err := s.connect(context.Background(), end); err != nil {
-				s.end(err.Error())
-			}
-		})
+	s.recover()
+}
+
+// recover resumes the session in the background for as long as the agent may have holds of it.
+func (s *session) recover() {
+	s.mu.Lock()
+	needed := s.holdsLocked() && !s.closing && !s.recovering
+	s.recovering = s.recovering || needed
+	s.mu.Unlock()
+	if !needed {
+		return
 	}
+	s.background(func() {
+		// A call may have failed since, and left the session uncertain.
+		end := boot()
+		for _, g := range s.all() {
+			left, _ := g.until()
+			end = max(end, boot()+left)
+		}
+		s.mu.Lock()
+		s.recovering = false
+		if s.uncertain {
+			end = max(end, boot()+s.given)
+		}
+		needed := s.conn == nil && s.holdsLocked()
+		s.mu.Unlock()
+		if !needed {
+			return
+		}
+		if err := s.connect(context.Background(), end); err != nil && !s.isClosing() {
+			s.end(err.Error())
+		}
+	})
 }
 
 // end gives up a session that cannot be resumed.
@@ -216,5 +241,8 @@ func (s *session) doubt(conn *connection) {
 	conn.socket.Close()
 	if conn.isClosed() {
 		s.onClose(conn)
+	}
+	if s.connected() == nil {
+		s.recover()
 	}
 }

@@ -22,7 +22,9 @@ const (
 	// Renewed deadlines are read again after a third of the remaining validity.
 	refreshDivisor = 3
 	shortestPause  = 50 * time.Millisecond
-	forever        = time.Duration(1<<63 - 1)
+	// closeLimit is the time for which a close waits for a command.
+	closeLimit = time.Second
+	forever    = time.Duration(1<<63 - 1)
 )
 
 type key struct{ name, kind string }
@@ -39,8 +41,10 @@ type session struct {
 	mu         sync.Mutex
 	conn       *connection
 	id, secret string
+	given      time.Duration // the grace that the agent gives this session
 	proven     time.Duration // the last instant at which the agent certainly had this session
 	uncertain  bool          // a command went unanswered: the agent may have holds unknown here
+	recovering bool          // a recovery waits for the turn
 	grants     map[key]*grant
 	users      int
 	timer      *time.Timer
@@ -68,9 +72,10 @@ func (s *session) leave() {
 	}
 }
 
-func (s *session) idleLocked() bool {
-	return s.users == 0 && len(s.grants) == 0 && !s.uncertain
-}
+func (s *session) idleLocked() bool { return s.users == 0 && !s.holdsLocked() }
+
+// holdsLocked reports whether the agent may have holds of this session.
+func (s *session) holdsLocked() bool { return len(s.grants) > 0 || s.uncertain }
 
 // background runs work in the background, as a user of the session, once it has the turn.
 func (s *session) background(work func()) {
@@ -167,7 +172,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			go func() {
 				defer s.leave()
 				defer func() { <-s.turn }()
-				s.withdraw(conn, p, o)
+				s.withdraw(conn, p, o, sent)
 			}()
 			return nil, context.Cause(ctx)
 		case <-overdue:
@@ -197,8 +202,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 		case p.value == nil:
 			return nil, fmt.Errorf("%w: %s within %v", ErrTimeout, list(names), o.wait)
 		default:
-			s.prove(sent)
-			granted := s.grantedAll(p.value, o)
+			granted := s.grantedAll(p.value, o, sent)
 			switch current := s.connected(); {
 			case current != conn:
 				// The connection ended before these grants were known: resuming the session settles them.
@@ -319,13 +323,14 @@ func (s *session) handOut(grants []*grant) []*grant {
 	return grants
 }
 
-func (s *session) grantedAll(reply any, o options) (grants []*grant) {
+func (s *session) grantedAll(reply any, o options, sent time.Duration) (grants []*grant) {
 	rows := []any{reply}
 	if o.several {
 		rows, _ = reply.([]any)
 	}
 	for _, row := range rows {
 		fields, _ := row.(map[string]any)
+		s.prove(sent + validity(fields["waited_ms"]))
 		g := s.granted(fields, o.leased)
 		if !o.leased && number(fields["holds"]) == 1 { // A re-entry may find a fixed lease.
 			g.update(func(g *grant) { g.watched = g.deadline - boot() })
@@ -403,7 +408,7 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 func (s *session) close() {
 	s.mu.Lock()
 	s.closing = true
-	conn, id, secret := s.conn, s.id, s.secret
+	conn, id, secret, held := s.conn, s.id, s.secret, s.holdsLocked()
 	if s.timer != nil {
 		s.timer.Stop()
 	}
@@ -416,6 +421,24 @@ func (s *session) close() {
 			go func() { _, _ = callOnce(s.path, "CANCEL", id, secret) }()
 		}
 		conn.quit()
+	} else if held {
+		s.quitAnew()
+	}
+}
+
+// quitAnew ends a session without a connection at the agent, on a new one, if it can be made soon.
+func (s *session) quitAnew() {
+	select {
+	case s.turn <- struct{}{}: // A connection that was being made has ended the session.
+	case <-time.After(closeLimit):
+		return
+	}
+	defer func() { <-s.turn }()
+	s.mu.Lock()
+	ended := s.id == ""
+	s.mu.Unlock()
+	if !ended {
+		_ = s.open(context.Background(), boot())
 	}
 }
 
@@ -497,7 +520,7 @@ func (s *session) settle(g *grant) error {
 }
 
 // withdraw ends an abandoned wait, and releases what it was granted.
-func (s *session) withdraw(conn *connection, p *pending, o options) {
+func (s *session) withdraw(conn *connection, p *pending, o options, sent time.Duration) {
 	s.mu.Lock()
 	id, secret := s.id, s.secret
 	s.mu.Unlock()
@@ -519,14 +542,14 @@ func (s *session) withdraw(conn *connection, p *pending, o options) {
 	if p.value == nil {
 		return
 	}
-	for _, g := range s.grantedAll(p.value, o) {
+	for _, g := range s.grantedAll(p.value, o, sent) {
 		_ = s.settle(g) // Without a connection, resuming the session settles it.
 	}
 }
 
 func (s *session) prove(sent time.Duration) {
 	s.mu.Lock()
-	s.proven = sent
+	s.proven = max(s.proven, sent)
 	s.mu.Unlock()
 }
 
@@ -551,13 +574,19 @@ func (s *session) call(words ...any) (any, error) {
 	return value, err
 }
 
-// arm sets the timer for the next deadline, or for the next reading of renewed ones.
+// arm sets the timer for the next deadline, or for the next reading of renewed ones. The reading also proves that the
+// agent has the session, from which its grace would count.
 func (s *session) arm() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	next := forever
-	for _, g := range s.all() {
+	for _, g := range s.grants {
 		left, renewed := g.until()
 		if renewed {
 			left /= refreshDivisor
+		}
+		if s.given > 0 {
+			left = min(left, s.given/refreshDivisor)
 		}
 		g.mu.Lock()
 		if g.lost == nil {
@@ -565,8 +594,6 @@ func (s *session) arm() {
 		}
 		g.mu.Unlock()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.timer != nil {
 		s.timer.Stop()
 	}
@@ -579,8 +606,7 @@ func (s *session) arm() {
 func (s *session) tend() {
 	live := false
 	for _, g := range s.all() {
-		_, renewed := g.until()
-		live = g.held() && renewed || live
+		live = g.held() || live
 	}
 	if live && s.connected() != nil {
 		select {
@@ -604,18 +630,13 @@ func (s *session) refresh() {
 }
 
 func (s *session) refreshFromOutside() {
-	for _, g := range s.all() {
-		for cursor := "0"; ; {
-			reply, err := callOnce(s.path, "LOCKS", "MATCH", g.name, "CURSOR", cursor, "COUNT", 1000)
-			page, ok := reply.([]any)
-			if err != nil || !ok || len(page) != 2 {
-				return
-			}
-			s.renew(page[1])
-			if cursor = text(page[0]); cursor == "0" {
-				break
-			}
-		}
+	s.mu.Lock()
+	id, secret := s.id, s.secret
+	s.mu.Unlock()
+	sent := boot()
+	if rows, err := callOnce(s.path, "HOLDS", id, secret); err == nil {
+		s.prove(sent)
+		s.renew(rows)
 	}
 }
 
@@ -628,7 +649,12 @@ func (s *session) renew(rows any) {
 			continue
 		}
 		if g.held() { // A hold whose deadline has passed stays lost.
-			g.update(func(g *grant) { g.deadline = validUntil(fields) })
+			g.update(func(g *grant) {
+				// Redis may have set a shorter fixed lease than the agent knows.
+				if until := validUntil(fields); g.renewed || until < g.deadline {
+					g.deadline = until
+				}
+			})
 		}
 	}
 }

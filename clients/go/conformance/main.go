@@ -16,6 +16,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,7 +48,7 @@ type held interface {
 }
 
 var (
-	agent = lockscope.NewAgent()
+	agent = lockscope.NewAgent(lockscope.Grace(millis(cmp.Or(os.Getenv("GRACE_MS"), "60000"))))
 
 	mu      sync.Mutex
 	holds   = map[string]held{}

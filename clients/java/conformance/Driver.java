@@ -61,7 +61,8 @@ public final class Driver {
         }
     }
 
-    private final Agent agent = new Agent();
+    private final Agent agent =
+            new Agent(Agent.defaultSocket(), millis(System.getenv().getOrDefault("GRACE_MS", "60000")));
     private final Map<String, Held> holds = new ConcurrentHashMap<>();
     private final Map<String, BlockingQueue<Command>> queues = new HashMap<>();
     private final Map<String, Thread> running = new ConcurrentHashMap<>();

@@ -20,7 +20,7 @@ import readline from "node:readline";
 
 import { Agent, LockLostError, LockTimeoutError, RejectedError, UnavailableError } from "../src/index.js";
 
-const agent = new Agent();
+const agent = new Agent({ grace: Number(process.env.GRACE_MS ?? 60_000) });
 const holds = new Map();
 const tasks = new Map();
 const cancels = new Map();

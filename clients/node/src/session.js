@@ -29,6 +29,8 @@ const ANSWER_MARGIN = 5000;
 /** Renewed deadlines are read again after this part of the remaining validity. */
 const REFRESH_PART = 1 / 3;
 const SHORTEST_PAUSE = 50;
+/** The time for which a close waits for the agent. */
+const CLOSE_LIMIT = 1000;
 
 const key = (name, kind) => `${kind} ${name}`;
 const isGone = (error) => error instanceof ErrorReply && ["LOST", "NOTHELD"].includes(error.code);
@@ -46,8 +48,10 @@ export class Session {
   #connection = null;
   #id = null;
   #secret = "";
+  #given = 0; // the grace that the agent gives this session
   #proven = 0; // the last instant at which the agent certainly had this session
   #uncertain = false; // a command went unanswered: the agent may have holds unknown here
+  #recovering = false; // a recovery waits for the turn
   #grants = new Map();
   #queue = Promise.resolve(); // commands run one after another
   #users = 0;
@@ -63,7 +67,12 @@ export class Session {
   }
 
   get idle() {
-    return this.#users === 0 && this.#grants.size === 0 && !this.#uncertain;
+    return this.#users === 0 && !this.#holds;
+  }
+
+  /** Reports whether the agent may have holds of this session. */
+  get #holds() {
+    return this.#grants.size > 0 || this.#uncertain;
   }
 
   /** Runs work once all work before it has ended. Fails if `arrival` fails. */
@@ -128,7 +137,6 @@ export class Session {
         try {
           this.#waiting = true;
           const rows = await interruptible(reply, left + ANSWER_MARGIN, signal).finally(() => (this.#waiting = false));
-          this.#proven = sent;
           if (rows === null && this.#closing) continue;
           if (rows === null) throw new LockTimeoutError(`could not acquire ${described} within ${wait} ms`);
           const granted = this.#grantedAll(rows, lease, sent);
@@ -198,6 +206,7 @@ export class Session {
 
   #grantedAll(rows, lease, sent) {
     return [rows].flat().map((row) => {
+      this.#prove(sent + row.waited_ms);
       const grant = this.#granted(row, lease, sent);
       // A re-entry may find a fixed lease.
       if (lease === undefined && row.holds === 1) grant.watched = grant.deadline - boot();
@@ -246,10 +255,16 @@ export class Session {
   async close() {
     this.#closing = true;
     clearTimeout(this.#timer);
+    const held = this.#holds;
     for (const grant of this.#grants.values()) grant.lose("the agent object was closed");
     this.#grants.clear();
     const connection = this.#connection;
-    if (connection === null) return;
+    if (connection === null) {
+      // A connection that is being made ends the session. Otherwise another one does, if it can be made soon.
+      const quitting = () => (this.#id === null ? undefined : this.#open(boot()));
+      if (held) await interruptible(this.#turn(quitting), CLOSE_LIMIT).catch(() => {});
+      return;
+    }
     // The agent reads QUIT only after a wait in progress has ended.
     if (this.#running > 0) callOnce(this.#path, "CANCEL", this.#id, this.#secret).catch(() => {});
     await connection.quit();
@@ -322,6 +337,11 @@ export class Session {
     this.#uncertain = true;
     connection.abort();
     this.#closed(connection);
+    if (this.#connection === null) this.#recover();
+  }
+
+  #prove(sent) {
+    this.#proven = Math.max(this.#proven, sent);
   }
 
   /** Runs a command that does not wait for a lock. */
@@ -331,7 +351,7 @@ export class Session {
     const sent = boot();
     try {
       const reply = await connection.call(...words);
-      this.#proven = sent;
+      this.#prove(sent);
       return reply;
     } catch (error) {
       if (isDisconnected(error)) this.#doubt(connection);
@@ -388,10 +408,12 @@ export class Session {
       if (this.#id === null) {
         try {
           ticket = await connection.call("SESSION", "GRACE", Math.floor(this.#grace), ...OPTIONS);
+          this.#given = this.#grace;
         } catch (error) {
           if (error.code !== "UNAVAILABLE") throw error;
           // An agent without a journal grants locks but no grace.
           ticket = await connection.call("SESSION", ...OPTIONS);
+          this.#given = 0;
         }
       } else {
         ticket = await connection.call("RESUME", this.#id, this.#secret);
@@ -400,6 +422,7 @@ export class Session {
       }
       if (connection.closed) throw new Disconnected("closed");
       if (this.#closing) {
+        this.#id = null;
         await connection.quit();
         throw new Disconnected("closed");
       }
@@ -456,23 +479,32 @@ export class Session {
   #closed(connection) {
     if (connection !== this.#connection) return;
     this.#connection = null;
-    const limit = this.#proven + this.#grace;
-    let end = this.#uncertain ? limit : 0;
+    const limit = this.#proven + this.#given;
     for (const grant of this.#grants.values()) {
       grant.deadline = Math.min(grant.deadline, limit);
-      end = Math.max(end, grant.deadline);
       grant.warn(true);
     }
-    if (!this.#closing && (this.#grants.size > 0 || this.#uncertain)) {
-      this.#background(async () => {
-        try {
-          await this.#connect(end);
-        } catch (error) {
-          if (!(error instanceof LockscopeError)) throw error;
-          this.#giveUp(error.message);
-        }
-      });
-    } else if (this.#users === 0) this.#id = null;
+    if (this.idle) this.#id = null;
+    this.#recover();
+  }
+
+  /** Resumes the session in the background for as long as the agent may have holds of it. */
+  #recover() {
+    if (!this.#holds || this.#closing || this.#recovering) return;
+    this.#recovering = true;
+    this.#background(async () => {
+      this.#recovering = false;
+      if (this.#connection !== null || !this.#holds) return;
+      // A call may have failed since, and left the session uncertain.
+      const deadlines = [...this.#grants.values()].map((grant) => grant.deadline);
+      const end = Math.max(this.#uncertain ? boot() + this.#given : 0, ...deadlines);
+      try {
+        await this.#connect(end);
+      } catch (error) {
+        if (!(error instanceof LockscopeError)) throw error;
+        if (!this.#closing) this.#giveUp(error.message);
+      }
+    });
   }
 
   /** Ends a session that cannot be resumed. */
@@ -485,23 +517,27 @@ export class Session {
     }
   }
 
-  /** Sets the timer for the next deadline, or for the next reading of renewed ones. */
+  /**
+   * Sets the timer for the next deadline, or for the next reading of renewed ones. The reading also proves that the agent has
+   * the session, from which its grace would count.
+   */
   #arm() {
     clearTimeout(this.#timer);
     const live = [...this.#grants.values()].filter((grant) => grant.lost === null);
     if (live.length === 0 || this.#closing) return;
-    const next = Math.min(...live.map((grant) => grant.remaining * (grant.followed ? REFRESH_PART : 1)));
+    const pauses = live.map((grant) => grant.remaining * (grant.followed ? REFRESH_PART : 1));
+    const next = Math.min(...pauses, this.#given > 0 ? this.#given * REFRESH_PART : Infinity);
     this.#timer = setTimeout(() => this.#tend(), Math.min(Math.max(next, SHORTEST_PAUSE), LONGEST_TIMER));
     this.#timer.unref(); // The connection keeps the process from ending for as long as a lock is held.
   }
 
   /** Ends holds whose deadline has passed, and reads the deadlines of the others. */
   async #tend() {
-    const live = [...this.#grants.values()].filter((grant) => grant.held && grant.followed);
+    const live = [...this.#grants.values()].filter((grant) => grant.held);
     try {
       if (live.length > 0 && this.#connection !== null) {
         if (this.#running === 0) await this.#turn(() => this.#refresh());
-        else await this.#refreshFromOutside(live); // The owner waits for another lock, and replies keep their order.
+        else await this.#refreshFromOutside(); // The owner waits for another lock, and replies keep their order.
       }
     } catch {
       // The call that finds the connection lost reconnects.
@@ -519,22 +555,19 @@ export class Session {
     if (this.#grants.size > 0) await this.#refresh().catch(() => {}); // The next attempt reconnects.
   }
 
-  async #refreshFromOutside(grants) {
-    for (const { name } of grants) {
-      let cursor = "0";
-      do {
-        const sent = boot();
-        const page = await callOnce(this.#path, "LOCKS", "MATCH", name, "CURSOR", cursor, "COUNT", 1000);
-        for (const row of page[1]) if (row.state === "held") this.#renewed(row, sent);
-        cursor = page[0];
-      } while (cursor !== "0");
-    }
+  async #refreshFromOutside() {
+    const sent = boot();
+    const rows = await callOnce(this.#path, "HOLDS", this.#id, this.#secret);
+    this.#prove(sent);
+    for (const row of rows) this.#renewed(row, sent);
   }
 
   #renewed(row, sent) {
     const grant = this.#grants.get(key(row.lock, row.kind));
     if (grant?.holder !== row.holder || this.#connection === null) return;
-    if (grant.held) grant.deadline = deadline(row, sent); // A hold whose deadline has passed stays lost.
+    const until = deadline(row, sent);
+    // A hold whose deadline has passed stays lost. Redis may have set a shorter fixed lease than the agent knows.
+    if (grant.held && (grant.renewed || until < grant.deadline)) grant.deadline = until;
   }
 }
 

@@ -34,6 +34,8 @@ import lockscope  # noqa: E402
 from lockscope import _sync, aio  # noqa: E402
 from lockscope._hold import BaseHold  # noqa: E402
 
+GRACE = float(os.environ.get("GRACE_MS", "60000")) / 1000
+
 printing = threading.Lock()
 
 
@@ -86,7 +88,7 @@ class Threads:
     """Each task is a thread; `main` is the main thread, which signals can interrupt."""
 
     def __init__(self):
-        self.agent = lockscope.Agent()
+        self.agent = lockscope.Agent(grace=GRACE)
         self.holds = {}
         self.queues = {"main": queue.SimpleQueue()}
         #: The running command of `main`, and the one to interrupt.
@@ -277,7 +279,7 @@ class Tasks:
         self.tasks = set()
 
     async def run(self):
-        self.agent = aio.Agent()
+        self.agent = aio.Agent(grace=GRACE)
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         async for line in reader:

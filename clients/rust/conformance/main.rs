@@ -14,6 +14,7 @@
 //! ```
 
 use std::collections::HashMap;
+use std::env;
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -224,7 +225,8 @@ impl Driver {
 
 #[tokio::main]
 async fn main() {
-    let agent = Agent::new();
+    let grace = env::var("GRACE_MS").ok().and_then(|grace| grace.parse().ok()).unwrap_or(60_000);
+    let agent = Agent::builder().grace(Duration::from_millis(grace)).build();
     let (handles, many) = (Mutex::default(), Mutex::default());
     let driver = Arc::new(Driver { agent: agent.clone(), handles, many });
     let mut cancels: HashMap<String, Arc<Notify>> = HashMap::new();

@@ -16,7 +16,8 @@ const REFRESH_DIVISOR: u32 = 3;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 
 impl Session {
-    /// Sets the timer for the next deadline or the next refresh. One that wakes up earlier stays.
+    /// Sets the timer for the next deadline or the next refresh. One that wakes up earlier stays. A refresh also proves
+    /// that the agent has the session, from which its grace would count.
     pub(crate) fn arm(self: &Arc<Self>) {
         let now = boot();
         let mut state = self.state();
@@ -27,7 +28,8 @@ impl Session {
             (!grant.is_lost()).then_some(pause)
         });
         let Some(pause) = pauses.min() else { return };
-        let pause = pause.max(SHORTEST_PAUSE);
+        let grace = Some(state.given / REFRESH_DIVISOR).filter(|grace| !grace.is_zero());
+        let pause = grace.map_or(pause, |grace| pause.min(grace)).max(SHORTEST_PAUSE);
         let at = now + pause;
         if state.closing || state.timer.as_ref().is_some_and(|timer| timer.at() <= at) {
             return;
@@ -48,8 +50,7 @@ impl Session {
     /// Ends holds whose deadline has passed, and reads the deadlines of the others.
     pub(crate) async fn tend(self: &Arc<Self>) {
         let grants = self.grants();
-        let live =
-            grants.iter().filter(|grant| grant.is_held() && grant.state().is_followed()).count();
+        let live = grants.iter().filter(|grant| grant.is_held()).count();
         if live > 0 && self.connected().is_some() {
             // The call that finds the connection lost reconnects.
             let _ = match self.turn.try_lock() {
@@ -68,7 +69,7 @@ impl Session {
         let sent = boot();
         match connection.call(&Command::new("HOLDS")).await {
             Ok(rows) => {
-                self.state().proven = sent;
+                self.state().prove(sent);
                 self.renew(rows.list());
                 Ok(())
             }
@@ -77,20 +78,11 @@ impl Session {
     }
 
     async fn refresh_from_outside(&self) -> Result<(), Failure> {
-        for grant in self.grants() {
-            let mut cursor = b"0".to_vec();
-            loop {
-                let command = Command::new("LOCKS").word("MATCH").word(&grant.key.0);
-                let command = command.word("CURSOR").word(&cursor).word("COUNT").word("1000");
-                let reply = self.call_once(&command).await?;
-                let [next, rows] = reply.list() else { break };
-                self.renew(rows.list());
-                cursor = next.bytes().to_vec();
-                if cursor == b"0" {
-                    break;
-                }
-            }
-        }
+        let sent = boot();
+        let command = self.state().outside("HOLDS");
+        let rows = self.call_once(&command).await?;
+        self.state().prove(sent);
+        self.renew(rows.list());
         Ok(())
     }
 

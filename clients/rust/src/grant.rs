@@ -47,10 +47,9 @@ impl GrantState {
         self.deadline.min(self.ceiling)
     }
 
-    /// Ends the hold no later than at this instant, and returns when it ends.
-    pub(crate) fn limit_to(&mut self, limit: Duration) -> Duration {
+    /// Ends the hold no later than at this instant.
+    pub(crate) fn limit_to(&mut self, limit: Duration) {
         self.deadline = self.deadline.min(limit);
-        self.ends()
     }
 
     /// Returns whether its deadline moves, so that it must be read again.
@@ -158,8 +157,18 @@ impl Grant {
         self.at_risk.send_if_modified(|now| std::mem::replace(now, at_risk) != at_risk);
     }
 
-    /// Sets a deadline that the agent reported, unless the last one has passed.
+    /// Sets a deadline that the agent reported, unless the last one has passed. Redis may have set a shorter fixed lease
+    /// than the agent knows.
     pub(crate) fn renew(&self, deadline: Duration) {
+        let held = self.is_held();
+        let mut state = self.state();
+        if held && (state.renewed || deadline < state.deadline) {
+            state.deadline = deadline;
+        }
+    }
+
+    /// Sets the deadline in the list of a resumed session, unless the last one has passed.
+    pub(crate) fn resume(&self, deadline: Duration) {
         if self.is_held() {
             self.state().deadline = deadline;
         }

@@ -90,7 +90,9 @@ impl Session {
         };
         let closing = {
             let mut state = self.state();
-            if !state.closing {
+            if state.closing {
+                state.id = None;
+            } else {
                 state.connection = Some(connection.clone());
                 (state.proven, state.uncertain) = (sent, false);
             }
@@ -124,19 +126,21 @@ impl Session {
             connection.call(&session()).await?;
             return Ok(ticket);
         }
-        let grace = self.grace.as_millis();
-        let ticket = if grace == 0 {
+        let mut grace = self.grace;
+        let ticket = if grace.as_millis() == 0 {
             connection.call(&session()).await?
         } else {
-            match connection.call(&session().word("GRACE").number(grace)).await {
+            match connection.call(&session().word("GRACE").number(grace.as_millis())).await {
                 // An agent without a journal grants locks but no grace.
                 Err(failure) if failure.code() == "UNAVAILABLE" => {
+                    grace = Duration::ZERO;
                     connection.call(&session()).await?
                 }
                 ticket => ticket?,
             }
         };
         self.remember(&ticket);
+        self.state().given = grace;
         Ok(ticket)
     }
 
@@ -156,7 +160,7 @@ impl Session {
                 continue;
             };
             grant.state().count = row.get("holds").integer().unwrap_or(0);
-            grant.renew(valid_until(row));
+            grant.resume(valid_until(row));
             grant.warn(false);
             self.settle_later(grant);
         }
@@ -203,27 +207,58 @@ impl Session {
             return;
         }
         state.connection = None;
-        let limit = state.proven + self.grace;
-        let mut end = if state.uncertain { limit } else { Duration::ZERO };
-        let recovers = !state.closing && (!state.grants.is_empty() || state.uncertain);
-        if !recovers && state.users == 0 {
+        let limit = state.proven + state.given;
+        if !state.may_hold() && state.users == 0 {
             state.id = None;
         }
         drop(state);
         for grant in self.grants() {
-            end = end.max(grant.state().limit_to(limit));
+            grant.state().limit_to(limit);
             grant.warn(true);
         }
-        // Without a runtime nothing can be resumed, and deadlines end the holds.
-        if recovers && let Ok(runtime) = Handle::try_current() {
-            let using = self.enter();
-            runtime.spawn(async move {
-                let session = using.session();
-                let _turn = session.turn.lock().await;
-                if let Err(error) = session.connect(end, None).await {
-                    session.end(&error.to_string());
-                }
-            });
+        self.recover();
+    }
+
+    /// Resumes the session in the background for as long as the agent may have holds of it. Without a runtime nothing can
+    /// be resumed, and deadlines end the holds.
+    fn recover(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let needed = {
+            let state = self.state();
+            state.may_hold() && !state.closing
+        };
+        if !needed {
+            return;
+        }
+        let using = self.enter();
+        runtime.spawn(async move {
+            let session = using.session();
+            let _turn = session.turn.lock().await;
+            let Some(end) = session.resumable() else { return };
+            if let Err(error) = session.connect(end, None).await
+                && !session.state().closing
+            {
+                session.end(&error.to_string());
+            }
+        });
+    }
+
+    /// Returns the instant until which a session without a connection may have holds. A call may have failed since the
+    /// connection ended, and left the session uncertain.
+    fn resumable(&self) -> Option<Duration> {
+        let state = self.state();
+        if state.connection.is_some() {
+            return None;
+        }
+        let uncertain = state.uncertain.then(|| boot() + state.given);
+        state.grants.values().map(|grant| grant.state().ends()).chain(uncertain).max()
+    }
+
+    /// Ends a session without a connection at the agent, on a new one.
+    pub(crate) async fn quit_anew(self: &Arc<Self>) {
+        let _turn = self.turn.lock().await; // A connection that was being made has ended the session.
+        if self.state().id.is_some() {
+            let _ = self.open(boot(), None).await; // Without an agent, it ends after its grace.
         }
     }
 
@@ -243,6 +278,9 @@ impl Session {
         self.state().uncertain = true;
         connection.close();
         self.on_close(connection);
+        if self.connected().is_none() {
+            self.recover();
+        }
     }
 }
 

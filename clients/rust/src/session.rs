@@ -50,6 +50,8 @@ pub(crate) struct SessionState {
     pub(crate) connection: Option<Arc<Connection>>,
     pub(crate) id: Option<String>,
     pub(crate) secret: String,
+    /// The grace that the agent gives this session.
+    pub(crate) given: Duration,
     /// The last instant at which the agent certainly had this session, on the boot clock.
     pub(crate) proven: Duration,
     /// A command went unanswered, so that the agent may have holds unknown here.
@@ -86,14 +88,23 @@ impl Drop for Use {
 }
 
 impl SessionState {
-    /// Returns the command that ends the session's wait.
-    fn cancel_command(&self) -> Command {
+    /// Returns a command about this session for another connection.
+    pub(crate) fn outside(&self, word: &str) -> Command {
         let id = self.id.as_deref().unwrap_or_default();
-        Command::new("CANCEL").word(id).word(&self.secret)
+        Command::new(word).word(id).word(&self.secret)
+    }
+
+    /// Returns whether the agent may have holds of this session.
+    pub(crate) fn may_hold(&self) -> bool {
+        !self.grants.is_empty() || self.uncertain
+    }
+
+    pub(crate) fn prove(&mut self, sent: Duration) {
+        self.proven = self.proven.max(sent);
     }
 
     fn is_idle(&self) -> bool {
-        self.users == 0 && self.grants.is_empty() && !self.uncertain
+        self.users == 0 && !self.may_hold()
     }
 }
 
@@ -171,7 +182,7 @@ impl Session {
             let answer = cancel.unless_requested(within(left, &mut reply)).await;
             self.state().waiting = false;
             let Some(answer) = answer else {
-                self.withdraw(&connection, reply, request).await;
+                self.withdraw(&connection, reply, request, sent).await;
                 return Err(withdrawn());
             };
             let Some(answer) = answer else {
@@ -188,8 +199,7 @@ impl Session {
                     return Err(Error::Timeout { name: request.describe(), wait });
                 }
                 Ok(reply) => {
-                    self.state().proven = sent;
-                    let grants = self.granted_all(&reply, request);
+                    let grants = self.granted_all(&reply, request, sent);
                     let current = self.connected();
                     if !current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &connection)) {
                         // The connection ended before these grants were known: resuming the session settles them.
@@ -282,9 +292,12 @@ impl Session {
         Some((state.connection.clone()?, state.id.clone()?))
     }
 
-    fn granted_all(&self, reply: &Value, request: &Request) -> Vec<Arc<Grant>> {
+    fn granted_all(&self, reply: &Value, request: &Request, sent: Duration) -> Vec<Arc<Grant>> {
         let fixed = request.lease.is_some();
         let rows = if request.several { reply.list() } else { std::slice::from_ref(reply) };
+        for row in rows {
+            self.state().prove(sent + millis(row.get("waited_ms")));
+        }
         let grants: Vec<_> = rows.iter().map(|row| self.granted(row, fixed)).collect();
         if !fixed {
             for grant in &grants {
@@ -385,7 +398,7 @@ impl Session {
             let now = boot();
             match connection.finish(reply).await {
                 Ok(left) => {
-                    self.state().proven = now;
+                    self.state().prove(now);
                     let left = left.integer().unwrap_or(0);
                     grant.state().count = left;
                     if left > 0 && grant.key.1 == b"read" && !grant.state().is_followed() {
@@ -429,7 +442,7 @@ impl Session {
         let answer = connection.call(&command.word("IN").word(id)).await;
         match &answer {
             Ok(valid) => {
-                self.state().proven = sent;
+                self.state().prove(sent);
                 grant.extended(lease.is_none(), sent + self::millis(valid));
             }
             Err(Failure::Disconnected) => {
@@ -458,8 +471,9 @@ impl Session {
         connection: &Arc<Connection>,
         reply: Reply,
         request: &Request,
+        sent: Duration,
     ) {
-        let cancel = self.state().cancel_command();
+        let cancel = self.state().outside("CANCEL");
         let answer = match self.call_once(&cancel).await {
             Ok(_) => connection.finish(reply).await,
             Err(_) => Err(Failure::Disconnected),
@@ -467,7 +481,7 @@ impl Session {
         match answer {
             Ok(Value::Null) | Err(Failure::Reply(_)) => {}
             Ok(granted) => {
-                for grant in self.granted_all(&granted, request) {
+                for grant in self.granted_all(&granted, request, sent) {
                     let _ = self.settle(&grant).await; // Without a connection, resuming settles it.
                 }
             }
@@ -489,10 +503,11 @@ impl Session {
     pub(crate) fn begin_close(self: &Arc<Self>) -> Option<impl Future<Output = ()> + use<>> {
         let mut state = self.state();
         state.closing = true;
+        let held = state.may_hold();
         let timer = state.timer.take();
         let grants: Vec<_> = state.grants.drain().collect();
         let connection = state.connection.clone();
-        let cancel = state.cancel_command();
+        let cancel = state.outside("CANCEL");
         drop(state);
         if let Some(timer) = timer {
             timer.stop();
@@ -500,19 +515,30 @@ impl Session {
         for (_, grant) in grants {
             grant.lose(CLOSED);
         }
-        let connection = connection?;
-        let reply = connection.send(&Command::new("QUIT"));
-        // The agent reads it once a pending wait has ended.
-        if self.turn.try_lock().is_err()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let session = self.clone();
-            runtime.spawn(async move { drop(session.call_once(&cancel).await) });
-        }
+        let runtime = Handle::try_current().ok();
+        let session = self.clone();
+        let anew = match (&connection, &runtime) {
+            (None, Some(runtime)) if held => {
+                Some(runtime.spawn(async move { session.quit_anew().await }))
+            }
+            (None, _) => return None,
+            (Some(_), Some(runtime)) if self.turn.try_lock().is_err() => {
+                // The agent reads QUIT once a pending wait has ended.
+                runtime.spawn(async move { drop(session.call_once(&cancel).await) });
+                None
+            }
+            _ => None,
+        };
+        let reply = connection.as_ref().map(|connection| connection.send(&Command::new("QUIT")));
         let end = Instant::now() + CLOSE_LIMIT;
         Some(async move {
-            let _ = timeout_at(end, reply).await; // The connection ends either way.
-            connection.close();
+            if let Some(anew) = anew {
+                let _ = timeout_at(end, anew).await;
+            }
+            if let (Some(connection), Some(reply)) = (connection, reply) {
+                let _ = timeout_at(end, reply).await; // The connection ends either way.
+                connection.close();
+            }
         })
     }
 }

@@ -1,7 +1,7 @@
-//! A relay between a library and the agent: records the commands of the library, and cuts or mutes its connections.
+//! A relay between a library and the agent: records the commands of the library, and cuts, mutes or refuses its connections.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
@@ -20,6 +20,8 @@ type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
 struct Faults {
     /// The number of connections, the earliest ones, that carry nothing from the agent.
     muted: AtomicUsize,
+    /// New connections end at once.
+    refusing: AtomicBool,
     /// The word at which the connection that sends it ends.
     cut_at: Mutex<Option<&'static str>>,
 }
@@ -58,6 +60,9 @@ impl Relay {
                     notes.push(Vec::new());
                     notes.len() - 1
                 };
+                if injected.refusing.load(Ordering::Relaxed) {
+                    continue;
+                }
                 let mut joined = joined.lock().unwrap_or_else(PoisonError::into_inner);
                 let (notes, injected) = (Arc::clone(&notes), Arc::clone(&injected));
                 joined.spawn(carry(client, agent.clone(), notes, injected, number));
@@ -83,6 +88,11 @@ impl Relay {
     /// Keeps back what the agent sends on all current connections; new ones are relayed.
     pub(crate) fn mute(&self) {
         self.faults.muted.store(self.made(), Ordering::Relaxed);
+    }
+
+    /// Sets whether new connections end at once, like those to an agent that is not there.
+    pub(crate) fn refuse(&self, refusing: bool) {
+        self.faults.refusing.store(refusing, Ordering::Relaxed);
     }
 
     /// Returns the number of connections made.

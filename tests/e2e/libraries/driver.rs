@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::process::Process;
@@ -29,8 +30,14 @@ pub(super) struct Sent(usize);
 
 impl Driver {
     pub(super) fn start(library: &Library, socket: &Path) -> Result<Self> {
+        Self::with_grace(library, socket, Duration::from_mins(1))
+    }
+
+    /// Starts a driver whose sessions have this grace.
+    pub(super) fn with_grace(library: &Library, socket: &Path, grace: Duration) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut command = (library.command)()?;
+        command.env("GRACE_MS", grace.as_millis().to_string());
         command.env("LOCKSCOPE_SOCKET", socket).env("LOCKSCOPE_NAME", "billing ü\n7");
         let log = folder.path().join("driver.log");
         let mut process = Process::spawn_piped("the library's driver", command, &log)?;

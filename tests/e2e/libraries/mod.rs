@@ -3,6 +3,7 @@
 
 mod driver;
 mod interruptions;
+mod resumption;
 mod scenarios;
 mod stage;
 
@@ -205,6 +206,13 @@ macro_rules! conformance {
                 a_listener_that_fails_disturbs_nobody
                 a_name_that_cannot_be_sent_spoils_no_connection
                 one_of_several_is_released_alone
+            }
+            conformance! { @scenarios resumption $value
+                a_fixed_hold_outlives_a_cut_long_after_its_grant
+                holds_outlive_a_cut_after_a_long_wait
+                without_grace_a_hold_ends_with_its_connection
+                a_grant_to_a_call_that_failed_is_released_once_the_agent_is_back
+                a_close_in_an_outage_ends_the_sessions
             }
         }
     )*};

@@ -52,10 +52,14 @@ class Session:
         self._closing = False
         #: True while the command in progress waits for a lock.
         self._waiting = False
+        #: The grace that the agent gives this session.
+        self._given = 0.0
         #: The last instant at which the agent certainly had this session, on the boot clock.
         self._proven = 0.0
         #: True after a command went unanswered, so that the agent may have holds unknown here.
         self._uncertain = False
+        #: True while a recovery waits for the current command to end.
+        self._recovering = False
         self.grants: Dict[Key, Grant] = {}
         #: The owner that this session serves, and the callback for a session that is free for another owner.
         self.owner: Optional[object] = None
@@ -67,7 +71,12 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        return not (self._users or self.grants or self._uncertain or self._mutex.locked())
+        return not (self._users or self._holds or self._mutex.locked())
+
+    @property
+    def _holds(self) -> bool:
+        """Return whether the agent may have holds of this session."""
+        return bool(self.grants) or self._uncertain
 
     # Locks
 
@@ -119,26 +128,28 @@ class Session:
                 if known and known[0].count > known[0].handles:
                     granted = known
                     break
-                assert self._connection is not None
+                connection = self._connection
+                assert connection is not None
                 left = None if end is None else max(0.0, end - boot())
                 sent = boot()
-                reply = self._connection.send(*_lock_words(names, several, kind, left, lease, self._id))
+                reply = connection.send(*_lock_words(names, several, kind, left, lease, self._id))
                 try:
                     limit = None if left is None else left + ANSWER_MARGIN
                     self._waiting = True
                     answered, _ = await asyncio.wait({reply}, timeout=limit)
                 except asyncio.CancelledError:
-                    withdrawal = self._spawn(self._withdraw(reply, kind, lease))
+                    withdrawal = self._spawn(self._withdraw(connection, reply, kind, lease, sent))
                     raise
                 finally:
                     self._waiting = False
                 if not answered:
-                    self._doubt(self._connection)
+                    self._doubt(connection)
                     raise Unavailable(f"could not acquire {described}: no reply from the agent within {limit:.0f} s")
                 try:
                     rows = reply.result()
                 except Disconnected:
-                    self._uncertain = unanswered = True
+                    self._doubt(connection)
+                    unanswered = True
                     continue
                 except ErrorReply as error:
                     if error.code == "DRAINING" and (end is None or boot() < end):
@@ -150,12 +161,11 @@ class Session:
                             raise LockLost(known[0].name, str(error)) from None
                         continue  # The lock was granted and lost before the agent could report it: the wait goes on.
                     raise from_reply(str(error)) from None
-                self._proven = sent
                 if self._closing:
                     raise Unavailable(CLOSED)
                 if rows is None:
                     raise LockTimeout(f"could not acquire {described} within {wait:g} s")
-                granted = self._granted_all(rows, kind, lease)
+                granted = self._granted_all(rows, kind, lease, sent)
                 if all([grant.held for grant in granted]):
                     break
             for grant in granted:
@@ -246,16 +256,16 @@ class Session:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        held = self._holds
         for grant in self.grants.values():
             grant.lose("the agent object was closed")
         self.grants.clear()
         connection = self._connection
-        with contextlib.suppress(OSError, Disconnected, ErrorReply, asyncio.TimeoutError):
+        with contextlib.suppress(OSError, Disconnected, ErrorReply, LockscopeError, asyncio.TimeoutError):
             if connection is not None:
                 await asyncio.wait_for(self._quit(connection), CLOSE_LIMIT)
-            elif self._mutex.locked():  # A connection that is being made then ends the session.
-                await asyncio.wait_for(self._mutex.acquire(), CLOSE_LIMIT)
-                self._mutex.release()
+            elif held or self._mutex.locked():
+                await self._quit_anew()
         if connection is not None:
             connection.abort()
         for task in self._tasks - {asyncio.current_task()}:
@@ -265,6 +275,15 @@ class Session:
         if self._mutex.locked():  # The owner may wait for a lock; `QUIT` would be answered only afterwards.
             await one_call(self._path, "CANCEL", self._id or "", self._secret)
         await connection.call("QUIT")
+
+    async def _quit_anew(self) -> None:
+        """End a session without a connection at the agent, on a new one."""
+        await asyncio.wait_for(self._mutex.acquire(), CLOSE_LIMIT)
+        try:
+            if self._id is not None:  # A connection that was being made would have ended the session.
+                await self._open(boot() + ANSWER_TIME)
+        finally:
+            self._mutex.release()
 
     def close_soon(self) -> None:
         """End a session that has no holds, in the background."""
@@ -306,9 +325,10 @@ class Session:
         grant.deadline = max(grant.deadline, _deadline(fields))
         return grant
 
-    def _granted_all(self, rows: Any, kind: str, lease: Optional[float]) -> List[Grant]:
+    def _granted_all(self, rows: Any, kind: str, lease: Optional[float], sent: float) -> List[Grant]:
         granted = []
         for row in rows if isinstance(rows, list) else [rows]:
+            self._prove(sent + row["waited_ms"] / 1000)
             grant = self._granted(row, kind, lease)
             if lease is None and row["holds"] == 1:  # A re-entry may find a fixed lease.
                 grant.watched = grant.deadline - boot()
@@ -348,19 +368,17 @@ class Session:
             del self.grants[grant.name, grant.kind]
 
     async def _withdraw(
-        self, reply: "asyncio.Future[Any]", kind: str, lease: Optional[float]
+        self, connection: Connection, reply: "asyncio.Future[Any]", kind: str, lease: Optional[float], sent: float
     ) -> None:
         """End an abandoned wait, and release what it was granted."""
         try:
             await one_call(self._path, "CANCEL", self._id or "", self._secret)
             rows = await asyncio.wait_for(asyncio.shield(reply), REPLY_LIMIT)
             if rows is not None:
-                for grant in self._granted_all(rows, kind, lease):
+                for grant in self._granted_all(rows, kind, lease, sent):
                     await self._settle(grant)
         except (OSError, Disconnected, ErrorReply, LockscopeError, asyncio.TimeoutError):
-            self._uncertain = True
-            if self._connection is not None:
-                self._doubt(self._connection)
+            self._doubt(connection)
 
     def _withdrawn(self, _: "asyncio.Task[None]") -> None:
         self._mutex.release()
@@ -378,8 +396,11 @@ class Session:
         except (Disconnected, asyncio.CancelledError):
             self._doubt(connection)
             raise
-        self._proven = sent
+        self._prove(sent)
         return reply
+
+    def _prove(self, sent: float) -> None:
+        self._proven = max(self._proven, sent)
 
     async def _connect(self, end: Optional[float]) -> None:
         """Connect, or resume the session, and retry until the instant `end`. Fail if the session is closed."""
@@ -412,11 +433,13 @@ class Session:
             if self._id is None:
                 try:
                     ticket = await connection.call(*self._session_words(), limit=limit())
+                    self._given = self._grace
                 except ErrorReply as error:
                     if error.code != "UNAVAILABLE" or not self._grace:
                         raise
                     # An agent without a journal grants locks but no grace.
                     ticket = await connection.call("SESSION", *_OPTIONS, limit=limit())
+                    self._given = 0.0
             else:
                 ticket = await connection.call("RESUME", self._id, self._secret, limit=limit())
                 self._secret = ticket["secret"]  # The next command voids the old secret.
@@ -424,15 +447,16 @@ class Session:
             if connection.refusal is not None:
                 raise connection.refusal
             if self._closing:
+                self._id = None
                 await connection.call("QUIT", limit=CLOSE_LIMIT)
                 raise Unavailable(CLOSED)
+            if connection.closed:
+                raise Disconnected
         except BaseException as error:
             connection.abort()
             if isinstance(error, Disconnected) and connection.refusal is not None:
                 raise Disconnected(connection.refusal) from None
             raise
-        if connection.closed:
-            raise Disconnected
         self._id, self._secret = ticket["id"], ticket["secret"]
         self._connection, self._proven, self._uncertain = connection, sent, False
         self._take_over(ticket.get("holds", []))
@@ -487,29 +511,39 @@ class Session:
             return
         self._connection = None
         for grant in self.grants.values():
-            grant.deadline = min(grant.deadline, self._proven + self._grace)
+            grant.deadline = min(grant.deadline, self._proven + self._given)
             grant.warn(True)
-        if not self._closing and (self.grants or self._uncertain):
-            self._spawn(self._recover())
-        elif not self._users:
+        if not self._holds and not self._users:
             self._id = None
+        self._recover()
 
     def _doubt(self, connection: Connection) -> None:
         """Note that a command went unanswered, and close its connection."""
         self._uncertain = True
         connection.abort()
         self._on_close(connection)
+        if self._connection is None:
+            self._recover()
 
-    async def _recover(self) -> None:
-        """Resume the session for as long as it may hold a lock."""
-        end = max([boot(), *(grant.deadline for grant in self.grants.values())])
-        if self._uncertain:
-            end = max(end, self._proven + self._grace)
+    def _recover(self) -> None:
+        """Resume the session in the background for as long as the agent may have holds of it."""
+        if self._holds and not self._closing and not self._recovering:
+            self._recovering = True
+            self._spawn(self._resume())
+
+    async def _resume(self) -> None:
         async with self._mutex:
-            try:
-                await self._connect(end)
-            except LockscopeError as error:
-                self._end(str(error))
+            self._recovering = False
+            if self._connection is None and self._holds:
+                # A call may have failed since, and left the session uncertain.
+                end = max([boot(), *(grant.deadline for grant in self.grants.values())])
+                if self._uncertain:
+                    end = max(end, boot() + self._given)
+                try:
+                    await self._connect(end)
+                except LockscopeError as error:
+                    if not self._closing:
+                        self._end(str(error))
         self._check_idle()
 
     def _end(self, reason: str) -> None:
@@ -522,7 +556,10 @@ class Session:
     # Deadlines
 
     def _arm(self) -> None:
-        """Set the timer for the next deadline, or for the next reading of renewed ones."""
+        """Set the timer for the next deadline, or for the next reading of renewed ones.
+
+        The reading also proves that the agent has the session, from which its grace would count.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -530,13 +567,15 @@ class Session:
         live = [grant for grant in self.grants.values() if grant.reason is None]
         if live:
             pause = min((g.deadline - now) * (REFRESH_PART if g.renewed else 1) for g in live)
+            if self._given:
+                pause = min(pause, self._given * REFRESH_PART)
             pause = max(pause, SHORTEST_PAUSE)
             self._timer = asyncio.get_running_loop().call_later(pause, lambda: self._spawn(self._tend()))
 
     async def _tend(self) -> None:
         """End holds whose deadline has passed, and read the deadlines of the others."""
         try:
-            if any([grant.held and grant.renewed for grant in self.grants.values()]) and self._connection is not None:
+            if any([grant.held for grant in self.grants.values()]) and self._connection is not None:
                 if self._mutex.locked():  # The owner waits for another lock, and replies keep their order.
                     await self._refresh_from_outside()
                 else:
@@ -559,21 +598,20 @@ class Session:
                 await self._refresh()
 
     async def _refresh_from_outside(self) -> None:
-        for grant in list(self.grants.values()):
-            cursor = "0"
-            while True:
-                cursor, rows = await one_call(self._path, "LOCKS", "MATCH", grant.name, "CURSOR", cursor, "COUNT", 1000)
-                for row in rows:
-                    if row["state"] == "held":
-                        self._renewed(row)
-                if cursor == "0":
-                    break
+        sent = boot()
+        rows = await one_call(self._path, "HOLDS", self._id or "", self._secret)
+        self._prove(sent)
+        for row in rows:
+            self._renewed(row)
 
     def _renewed(self, row: Dict[str, Any]) -> None:
         grant = self.grants.get((row["lock"], row["kind"]))
         # A hold whose deadline passed before this reply came stays lost.
         if grant is not None and grant.holder == row["holder"] and grant.held and self._connection is not None:
-            grant.deadline = min(_deadline(row), grant.latest)
+            until = min(_deadline(row), grant.latest)
+            # Redis may have set a shorter fixed lease than the agent knows.
+            if grant.renewed or until < grant.deadline:
+                grant.deadline = until
 
     def _spawn(self, work: Any) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)

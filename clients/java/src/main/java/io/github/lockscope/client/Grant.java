@@ -107,8 +107,18 @@ final class Grant {
         this.deadline = Math.max(this.deadline, deadline);
     }
 
-    /** Records a deadline that the agent lists, unless the previous one has passed. */
+    /**
+     * Records a deadline that the agent lists, unless the previous one has passed. Redis may have set a shorter fixed
+     * lease than the agent knows.
+     */
     synchronized void renew(long deadline) {
+        if (isHeld() && (renewed || deadline < this.deadline)) {
+            this.deadline = deadline;
+        }
+    }
+
+    /** Records the deadline in the list of a resumed session, unless the previous one has passed. */
+    synchronized void resume(long deadline) {
         if (isHeld()) {
             this.deadline = deadline;
         }
@@ -151,9 +161,12 @@ final class Grant {
         ceiling = Long.MAX_VALUE;
     }
 
-    /** Moves a later deadline to this instant, and returns the deadline. */
-    synchronized long limitTo(long limit) {
+    /** Moves a later deadline to this instant. */
+    synchronized void limitTo(long limit) {
         deadline = Math.min(deadline, limit);
+    }
+
+    synchronized long deadline() {
         return deadline;
     }
 

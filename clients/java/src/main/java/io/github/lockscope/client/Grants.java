@@ -100,7 +100,7 @@ final class Grants {
                 continue;
             }
             grant.setCount(Fields.number(fields.get("holds")));
-            grant.renew(deadline(fields, sent));
+            grant.resume(deadline(fields, sent));
             grant.setAtRisk(false);
         }
         // These were granted by a command whose reply was lost. If that call goes on, it finds them here; otherwise they

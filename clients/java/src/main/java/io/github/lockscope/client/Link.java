@@ -30,6 +30,9 @@ final class Link implements Connection.Listener {
         /** Called when a connection has ended. The session can be resumed until the instant {@code limit}. */
         void onDisconnect(long limit);
 
+        /** Called when a command went unanswered and there is no connection. */
+        void onDoubt();
+
         /** Called when the session has ended, and with it all its holds. */
         void onEnd(String reason);
     }
@@ -43,6 +46,8 @@ final class Link implements Connection.Listener {
     private Connection connection;
     private String id = "";
     private String secret = "";
+    /** The grace that the agent gives this session. */
+    private long given;
     /** The last instant at which the agent certainly had this session. */
     private long proven;
     /** True after a command went unanswered: the agent may have holds that are unknown here. */
@@ -89,13 +94,17 @@ final class Link implements Connection.Listener {
         return id;
     }
 
+    synchronized long given() {
+        return given;
+    }
+
     /** Returns the instant until which the session can be resumed. */
-    synchronized long limit() {
-        return proven + grace;
+    private synchronized long limit() {
+        return proven + given;
     }
 
     synchronized void prove(long sent) {
-        proven = sent;
+        proven = Math.max(proven, sent);
     }
 
     /** Makes the next connection a new session. */
@@ -166,6 +175,7 @@ final class Link implements Connection.Listener {
             }
         }
         if (late) {
+            forget();
             fresh.quit();
             return;
         }
@@ -184,7 +194,7 @@ final class Link implements Connection.Listener {
             secret = this.secret;
         }
         if (!id.isEmpty()) {
-            var ticket = remember(fresh.call(interruption, "RESUME", id, secret));
+            var ticket = remember(fresh.call(interruption, "RESUME", id, secret), given());
             fresh.call(interruption, "SESSION", "PUSH", "on", "PROCESS", "on");
             return ticket;
         }
@@ -192,7 +202,8 @@ final class Link implements Connection.Listener {
             try {
                 // With PROCESS the grace ends with this process, since nothing else knows the secret.
                 long millis = TimeUnit.NANOSECONDS.toMillis(grace);
-                return remember(fresh.call(interruption, "SESSION", "GRACE", millis, "PUSH", "on", "PROCESS", "on"));
+                return remember(
+                        fresh.call(interruption, "SESSION", "GRACE", millis, "PUSH", "on", "PROCESS", "on"), grace);
             } catch (Failure failure) {
                 // An agent without a journal grants locks but no grace.
                 if (!failure.code().equals("UNAVAILABLE")) {
@@ -200,11 +211,12 @@ final class Link implements Connection.Listener {
                 }
             }
         }
-        return remember(fresh.call(interruption, "SESSION", "PUSH", "on"));
+        return remember(fresh.call(interruption, "SESSION", "PUSH", "on"), 0);
     }
 
-    private synchronized Map<?, ?> remember(Object reply) {
+    private synchronized Map<?, ?> remember(Object reply, long grace) {
         var ticket = Fields.map(reply);
+        given = grace;
         id = Fields.text(ticket.get("id"));
         secret = Fields.text(ticket.get("secret"));
         return ticket;
@@ -233,20 +245,29 @@ final class Link implements Connection.Listener {
 
     /** Ends the wait in progress in this session. */
     void cancel() throws Failure {
+        callOutside("CANCEL");
+    }
+
+    /** Lists the holds of this session, without waiting for the replies to its earlier commands. */
+    Object holdsFromOutside() throws Failure {
+        long sent = BootClock.atLeast();
+        var rows = callOutside("HOLDS");
+        prove(sent);
+        return rows;
+    }
+
+    /** Runs a command about this session on a separate connection. */
+    private Object callOutside(String command) throws Failure {
         String id;
         String secret;
         synchronized (this) {
             id = this.id;
             secret = this.secret;
         }
-        callOnce("CANCEL", id, secret);
+        return callOnce(engine, path, command, id, secret);
     }
 
     /** Runs one command on a separate connection. */
-    Object callOnce(Object... words) throws Failure {
-        return callOnce(engine, path, words);
-    }
-
     static Object callOnce(Engine engine, Path path, Object... words) throws Failure {
         Connection once;
         try {
@@ -280,7 +301,7 @@ final class Link implements Connection.Listener {
         }
         unsure.close();
         if (!isConnected()) {
-            listener.onDisconnect(limit());
+            listener.onDoubt();
         }
     }
 
@@ -320,6 +341,21 @@ final class Link implements Connection.Listener {
         var last = connection();
         if (last != null) {
             last.quit();
+        }
+    }
+
+    /** Ends a session without a connection at the agent, on a new one. The caller must have the turn. */
+    void quitAnew() {
+        if (id().isEmpty()) {
+            return;
+        }
+        try {
+            open(BootClock.atLeast(), Interruption.DEFERRED);
+        } catch (IOException | Failure absent) {
+            // The agent ends the session after its grace.
+            return;
+        } catch (InterruptedException interrupt) {
+            throw new AssertionError("interrupts are deferred", interrupt);
         }
     }
 }

@@ -25,22 +25,26 @@ final class Renewals {
         this.grants = grants;
     }
 
-    /** Sets the timer for the next deadline, or for reading the deadline of a renewed grant. */
-    void arm() {
+    /**
+     * Sets the timer for the next deadline, or for reading the deadline of a renewed grant. The reading also proves that
+     * the agent has the session, from which its grace would count.
+     */
+    synchronized void arm() {
         long next = Interruption.FOREVER;
         for (var grant : grants.all()) {
             if (grant.isHeld()) {
                 next = Math.min(next, grant.isRenewed() ? grant.left() / DIVISOR : grant.left());
+                if (link.given() > 0) {
+                    next = Math.min(next, link.given() / DIVISOR);
+                }
             }
         }
-        synchronized (this) {
-            if (timer != null) {
-                timer.cancel(false);
-                timer = null;
-            }
-            if (next != Interruption.FOREVER && !stopped) {
-                timer = engine.after(Math.max(next, SHORTEST_PAUSE), () -> engine.run(this::tend));
-            }
+        if (timer != null) {
+            timer.cancel(false);
+            timer = null;
+        }
+        if (next != Interruption.FOREVER && !stopped) {
+            timer = engine.after(Math.max(next, SHORTEST_PAUSE), () -> engine.run(this::tend));
         }
     }
 
@@ -53,11 +57,11 @@ final class Renewals {
 
     /** Ends grants whose deadline has passed, and reads the deadlines of the others. */
     void tend() {
-        boolean renewed = false;
+        boolean live = false;
         for (var grant : grants.all()) {
-            renewed = grant.isHeld() && grant.isRenewed() || renewed;
+            live = grant.isHeld() || live;
         }
-        if (renewed && link.isConnected() && !session.ifFree(this::refresh)) {
+        if (live && link.isConnected() && !session.ifFree(this::refresh)) {
             refreshFromOutside();
         }
         arm();
@@ -80,22 +84,13 @@ final class Renewals {
      * Reads the deadlines on another connection: on the owner's, the reply would arrive only after the wait for a lock.
      */
     private void refreshFromOutside() {
-        for (var grant : grants.all()) {
-            String cursor = "0";
-            do {
-                var connection = link.connection();
-                long sent = BootClock.atLeast();
-                try {
-                    var page = Fields.list(link.callOnce("LOCKS", "MATCH", grant.name, "CURSOR", cursor, "COUNT", 1000));
-                    if (page.size() != 2
-                            || !link.ifCurrent(connection, () -> grants.renew(Fields.list(page.get(1)), sent))) {
-                        return;
-                    }
-                    cursor = Fields.text(page.get(0));
-                } catch (Failure failure) {
-                    return;
-                }
-            } while (!cursor.equals("0"));
+        var connection = link.connection();
+        long sent = BootClock.atLeast();
+        try {
+            var rows = Fields.list(link.holdsFromOutside());
+            link.ifCurrent(connection, () -> grants.renew(rows, sent));
+        } catch (Failure failure) {
+            return;
         }
     }
 }

@@ -65,7 +65,7 @@ final class Session {
     }
 
     synchronized boolean isIdle() {
-        return users == 0 && grants.isEmpty() && !link.isUncertain();
+        return users == 0 && !mayHold();
     }
 
     /** Runs work in the background, as a user of the session, once it has the turn. */
@@ -200,7 +200,6 @@ final class Session {
                 throw new UnavailableException("could not acquire " + request + ": no reply from the agent");
             }
             var value = reply.get();
-            link.prove(sent);
             if (value == null && link.isClosing()) {
                 return List.of();
             }
@@ -252,7 +251,9 @@ final class Session {
     private List<Grant> granted(Request request, Object reply, long sent) {
         var granted = new ArrayList<Grant>();
         for (var row : request.rows(reply)) {
-            granted.add(grants.granted(Fields.map(row), request.isFixed(), sent));
+            var fields = Fields.map(row);
+            link.prove(sent + Fields.millis(fields.get("waited_ms")));
+            granted.add(grants.granted(fields, request.isFixed(), sent));
         }
         if (!request.isFixed()) {
             granted.forEach(Grant::noteWatched);
@@ -428,6 +429,7 @@ final class Session {
     void close() {
         renewals.stop();
         link.beginClosing();
+        boolean held = mayHold();
         loseAll();
         if (turn.availablePermits() == 0) {
             engine.run(this::cancel);
@@ -435,8 +437,17 @@ final class Session {
         if (link.isConnected()) {
             link.close();
         } else if (Interruption.deferring(CLOSE_LIMIT, nanos -> turn.tryAcquire(nanos, TimeUnit.NANOSECONDS))) {
-            passTurn(); // A connection that was being made has ended the session.
+            // A connection that was being made has ended the session.
+            if (held) {
+                link.quitAnew();
+            }
+            passTurn();
         }
+    }
+
+    /** Returns whether the agent may have holds of this session. */
+    private boolean mayHold() {
+        return !grants.isEmpty() || link.isUncertain();
     }
 
     private void loseAll() {
@@ -453,10 +464,10 @@ final class Session {
         }
     }
 
-    /** Resumes the session in the background while there is something to resume. */
-    private void recover(long end) {
+    /** Resumes the session in the background for as long as the agent may have holds of it. */
+    private void recover() {
         synchronized (this) {
-            if (recovering) {
+            if (recovering || link.isClosing() || !mayHold()) {
                 return;
             }
             recovering = true;
@@ -465,10 +476,20 @@ final class Session {
             synchronized (this) {
                 recovering = false;
             }
+            if (link.isConnected() || !mayHold()) {
+                return;
+            }
+            // A call may have failed since, and left the session uncertain.
+            long end = link.isUncertain() ? BootClock.atLeast() + link.given() : 0;
+            for (var grant : grants.all()) {
+                end = Math.max(end, grant.deadline());
+            }
             try {
                 connect(end);
             } catch (LockscopeException error) {
-                link.end(error.getMessage());
+                if (!link.isClosing()) {
+                    link.end(error.getMessage());
+                }
             }
         });
     }
@@ -508,21 +529,21 @@ final class Session {
 
         @Override
         public void onDisconnect(long limit) {
-            var held = grants.all();
-            if (link.isClosing() || (held.isEmpty() && !link.isUncertain())) {
-                synchronized (Session.this) {
-                    if (users == 0) {
-                        link.forget();
-                    }
+            synchronized (Session.this) {
+                if (isIdle()) {
+                    link.forget();
                 }
-                return;
             }
-            long end = link.isUncertain() ? limit : 0;
-            for (var grant : held) {
-                end = Math.max(end, grant.limitTo(limit));
+            for (var grant : grants.all()) {
+                grant.limitTo(limit);
                 grant.setAtRisk(true);
             }
-            recover(end);
+            recover();
+        }
+
+        @Override
+        public void onDoubt() {
+            recover();
         }
 
         @Override

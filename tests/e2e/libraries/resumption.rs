@@ -1,0 +1,143 @@
+//! The common behaviour of the libraries if connections break, replies are lost, or a session has no grace.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use harness::eventually;
+
+use super::Library;
+use super::driver::Driver;
+use super::stage::{Stage, number};
+use crate::clients::relay::Relay;
+
+/// A grace that ends within a scenario unless the library reads the holds again.
+const GRACE: Duration = Duration::from_secs(6);
+
+/// Starts a relay and connects the driver through it.
+fn relayed(stage: &mut Stage, library: &Library) -> Result<Relay> {
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.connect(library, &relay.socket())?;
+    Ok(relay)
+}
+
+/// Waits for longer than the grace, by the clock of a hold with a fixed lease.
+async fn outwait_the_grace(stage: &mut Stage, handle: &str) -> Result<()> {
+    let command = format!("check {handle}");
+    let begun = number(&stage.driver.call_in("clock", &command).await?, "remaining")?;
+    eventually("the grace to be over", async || {
+        let left = number(&stage.driver.call_in("clock", &command).await?, "remaining")?;
+        ensure!(left < begun - 1000 - i64::try_from(GRACE.as_millis())?, "{left} of {begun} ms");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+pub(super) async fn a_fixed_hold_outlives_a_cut_long_after_its_grant(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.driver = Driver::with_grace(library, &relay.socket(), GRACE)?;
+    stage.driver.ok("lock a orders:42 lease=600000").await?;
+    outwait_the_grace(&mut stage, "a").await?;
+    relay.cut();
+    stage.driver.event("risk", "a").await?;
+    stage.driver.ok("check a").await?;
+    stage.driver.ok("lock b orders:43 wait=60000").await?;
+    stage.driver.ok("check a").await.map(drop)
+}
+
+pub(super) async fn holds_outlive_a_cut_after_a_long_wait(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.driver = Driver::with_grace(library, &relay.socket(), GRACE)?;
+    stage.other_has("LOCK taken").await?;
+    stage.other_has("LOCK other").await?;
+    stage.driver.ok("lock a orders:42 lease=600000").await?;
+    let waiting = stage.driver.send("main", "lock b taken wait=120000").await?;
+    let other = stage.driver.send("second", "lock c other wait=120000").await?;
+    stage.waits("taken", true).await;
+    stage.waits("other", true).await;
+    outwait_the_grace(&mut stage, "a").await?;
+    stage.other_has("UNLOCK other").await?;
+    let granted = stage.driver.answer(other).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    relay.cut();
+    for (task, handle) in [("clock", "a"), ("second", "c")] {
+        stage.driver.event("risk", handle).await?;
+        let check = stage.driver.call_in(task, &format!("check {handle}")).await?;
+        ensure!(check.get("error").is_none(), "{check}");
+    }
+    stage.other_has("UNLOCK taken").await?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    stage.driver.ok("check a").await.map(drop)
+}
+
+pub(super) async fn without_grace_a_hold_ends_with_its_connection(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    // The replacement of the journal cannot be written.
+    std::fs::create_dir(stage.agent.folder().join("state/.journal.new"))?;
+    stage.agent.restart().await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.agent.process().freeze().await?;
+    let made = relay.made();
+    relay.cut();
+    eventually("a new connection", async || {
+        ensure!(relay.made() > made, "{made} connections");
+        Ok(())
+    })
+    .await;
+    // The agent will release it, and has not said so.
+    stage.driver.fails("check a", "lost").await?;
+    stage.agent.process().thaw()?;
+    stage.driver.fails("release a", "lost").await?;
+    stage.driver.ok("lock a orders:42 wait=60000").await.map(drop)
+}
+
+pub(super) async fn a_grant_to_a_call_that_failed_is_released_once_the_agent_is_back(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.driver.ok("lock w warm").await?;
+    stage.driver.ok("release w").await?;
+    relay.mute();
+    relay.refuse(true);
+    let waiting = stage.driver.send("main", "lock a orders:42 wait=3000").await?;
+    eventually("the grant", async || {
+        ensure!(!stage.is_free("orders:42").await?, "it is free");
+        Ok(())
+    })
+    .await;
+    relay.cut();
+    let refused = stage.driver.answer(waiting).await?;
+    ensure!(refused["error"] == "unavailable", "{refused}");
+    relay.refuse(false);
+    stage.released("orders:42").await;
+    Ok(())
+}
+
+pub(super) async fn a_close_in_an_outage_ends_the_sessions(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.driver.ok("lock k kept").await?;
+    let own = stage.driver.call_in("second", "lock o own").await?;
+    ensure!(own.get("error").is_none(), "{own}");
+    let made = relay.made();
+    relay.refuse(true);
+    relay.cut();
+    eventually("attempts to connect", async || {
+        ensure!(relay.made() >= made + 4, "{} connections", relay.made());
+        Ok(())
+    })
+    .await;
+    relay.refuse(false);
+    // The sessions pause between two attempts.
+    stage.driver.ok("close").await?;
+    stage.released("kept").await;
+    stage.released("own").await;
+    Ok(())
+}
