@@ -21,9 +21,11 @@ type grant struct {
 	watched  time.Duration // the validity that renewal gives, as far as is known
 	count    int64         // holds at the agent
 	handles  int64         // open holds here
-	atRisk   bool
-	lost     *LostError
-	watchers []*watcher // of open holds
+	// The last hold was certain when its release was sent.
+	releasing bool
+	atRisk    bool
+	lost      *LostError
+	watchers  []*watcher // of open holds
 }
 
 // held reports whether the hold is certain. Once it is uncertain, it remains so.

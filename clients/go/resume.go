@@ -123,8 +123,11 @@ func (s *session) takeOver(rows []any) {
 		row, found := listed[g.holder]
 		delete(listed, g.holder)
 		if !found {
-			g.update(func(g *grant) { g.count = 0 })
-			g.lose("the agent does not hold it any more")
+			released := false
+			g.update(func(g *grant) { g.count, released = 0, g.releasing })
+			if !released { // Otherwise only the reply to its release was lost.
+				g.lose("the agent does not hold it any more")
+			}
 			continue
 		}
 		alive := g.held() // A hold whose deadline has passed stays lost.

@@ -496,6 +496,8 @@ func (s *session) settle(g *grant) error {
 			}
 			continue
 		}
+		certain := g.held()
+		g.update(func(g *grant) { g.releasing = certain && g.handles == 0 })
 		left, err := s.call("UNLOCK", g.name, "KIND", g.kind)
 		switch code(err) {
 		case "LOST", "NOTHELD":

@@ -19,6 +19,7 @@ export class Grant {
   watched = REPLY_LIMIT; // the validity that the agent's renewal gives, as far as is known
   count = 0; // holds at the agent
   handles = 0; // open holds here
+  releasing = false; // the last hold was certain when its release was sent
   atRisk = false;
   lost = null;
   watchers = new Set(); // of open holds

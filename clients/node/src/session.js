@@ -295,6 +295,7 @@ export class Session {
           continue;
         }
         try {
+          grant.releasing = grant.held && grant.handles === 0;
           grant.count = await this.#call("UNLOCK", grant.name, "KIND", grant.kind, "IN", this.#id);
           if (grant.count > 0 && grant.kind === "read" && !grant.renewed) {
             await this.#refresh(); // The lease of a reader's entry ends with it.
@@ -450,7 +451,7 @@ export class Session {
       listed.delete(grant.holder);
       if (row === undefined) {
         grant.count = 0;
-        grant.lose("the agent does not hold it any more");
+        if (!grant.releasing) grant.lose("the agent does not hold it any more"); // Else the reply to its release was lost.
         continue;
       }
       grant.count = row.holds;

@@ -38,6 +38,8 @@ pub(crate) struct GrantState {
     pub(crate) count: i64,
     /// The number of open holds here.
     pub(crate) handles: i64,
+    /// The last hold was certain when its release was sent.
+    releasing: bool,
     lost: Option<Lost>,
 }
 
@@ -96,6 +98,7 @@ impl Grant {
             watched: REPLY_LIMIT,
             count: 0,
             handles: 0,
+            releasing: false,
             lost: None,
         };
         let at_risk = watch::Sender::new(false);
@@ -128,6 +131,22 @@ impl Grant {
         let mut state = self.state();
         state.count = 0;
         self.end(&mut state, reason);
+    }
+
+    /// Notes that a release is being sent.
+    pub(crate) fn note_release(&self) {
+        let held = self.is_held();
+        let mut state = self.state();
+        state.releasing = held && state.handles == 0;
+    }
+
+    /// Ends a hold that the agent does not list, without a loss if only the reply to its release was lost.
+    pub(crate) fn end_unlisted(&self, reason: &str) {
+        let mut state = self.state();
+        state.count = 0;
+        if !state.releasing {
+            self.end(&mut state, reason);
+        }
     }
 
     fn end(&self, state: &mut GrantState, reason: &str) {

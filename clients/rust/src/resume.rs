@@ -156,7 +156,7 @@ impl Session {
             rows.iter().map(|row| (row.get("holder").text(), row)).collect();
         for grant in self.grants() {
             let Some(row) = listed.remove(&grant.holder) else {
-                grant.lose("the agent does not hold it any more");
+                grant.end_unlisted("the agent does not hold it any more");
                 continue;
             };
             grant.state().count = row.get("holds").integer().unwrap_or(0);

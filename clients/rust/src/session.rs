@@ -376,6 +376,7 @@ impl Session {
     fn send_unlock(&self, grant: &Grant) -> Option<(Arc<Connection>, Reply)> {
         let (connection, id) = self.link()?;
         let (name, kind) = &grant.key;
+        grant.note_release();
         let command = Command::new("UNLOCK").word(name).word("KIND").word(kind);
         let reply = connection.send(&command.word("IN").word(id));
         Some((connection, reply))

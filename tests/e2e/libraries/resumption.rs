@@ -141,3 +141,13 @@ pub(super) async fn a_close_in_an_outage_ends_the_sessions(library: &Library) ->
     stage.released("own").await;
     Ok(())
 }
+
+pub(super) async fn a_release_without_a_reply_succeeds(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.driver.ok("lock a orders:42").await?;
+    relay.cut_at("UNLOCK");
+    stage.driver.ok("release a").await?;
+    stage.released("orders:42").await;
+    stage.driver.ok("lock b orders:42 wait=60000").await.map(drop)
+}

@@ -31,6 +31,8 @@ class Grant:
         #: The number of holds at the agent, and the number of open handles here.
         self.count = 0
         self.handles = 0
+        #: True if the last hold was certain when its release was sent.
+        self.releasing = False
         self.at_risk = False
         self.reason: Optional[str] = None
         self.lost = threading.Event()

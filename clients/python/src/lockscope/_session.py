@@ -345,6 +345,7 @@ class Session:
                 if grant.count <= grant.handles:
                     break
                 try:
+                    grant.releasing = grant.held and not grant.handles
                     grant.count = await self._call("UNLOCK", grant.name, "KIND", grant.kind, "IN", self._id or "")
                     if grant.count and grant.kind == "read" and not grant.renewed:
                         await self._refresh()  # The lease of a reader's entry ends with it.
@@ -471,7 +472,8 @@ class Session:
             row = listed.pop(grant.holder, None)
             if row is None:
                 grant.count = 0
-                grant.lose("the agent does not hold it any more")
+                if not grant.releasing:  # Otherwise only the reply to its release was lost.
+                    grant.lose("the agent does not hold it any more")
             elif grant.held:  # A hold whose deadline has passed stays lost.
                 grant.count = row["holds"]
                 grant.deadline = _deadline(row)

@@ -21,6 +21,8 @@ final class Grant {
     /** The validity that renewal gives, as far as is known. */
     private long watched = Connection.REPLY_LIMIT;
     private long count;
+    /** True if the last hold was certain when its release was sent. */
+    private boolean releasing;
     private final Deque<Hold> open = new ArrayDeque<>();
     private boolean atRisk;
     private String lossReason;
@@ -71,6 +73,14 @@ final class Grant {
     synchronized void loseAll(String reason) {
         count = 0;
         lose(reason);
+    }
+
+    /** Ends a grant that the agent does not list, without a loss if only the reply to its release was lost. */
+    synchronized void endUnlisted(String reason) {
+        count = 0;
+        if (!releasing) {
+            lose(reason);
+        }
     }
 
     synchronized void whenLost(Hold hold, Consumer<LockLostException> listener) {
@@ -186,6 +196,11 @@ final class Grant {
 
     synchronized void setCount(long count) {
         this.count = count;
+    }
+
+    /** Notes that a release is being sent. */
+    synchronized void noteRelease() {
+        releasing = isHeld() && open.isEmpty();
     }
 
     synchronized void releaseOne() {

@@ -96,7 +96,7 @@ final class Grants {
         for (var grant : all()) {
             var fields = listed.remove(grant.holder);
             if (fields == null) {
-                grant.loseAll("the agent does not hold it any more");
+                grant.endUnlisted("the agent does not hold it any more");
                 continue;
             }
             grant.setCount(Fields.number(fields.get("holds")));

@@ -368,6 +368,7 @@ final class Session {
                     continue;
                 }
                 try {
+                    grant.noteRelease();
                     grant.setCount(Fields.number(link.call(
                             "UNLOCK", grant.name, "KIND", grant.kind.word(), "IN", link.id())));
                     if (grant.hasFixedEntries()) {
