@@ -61,7 +61,10 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 	if id != "" {
 		if reply, err = conn.call("RESUME", id, secret); err == nil {
 			s.remember(reply) // The next command voids the old secret.
-			_, err = conn.call("SESSION", "PUSH", "on", "PROCESS", "on")
+			s.warn(false)     // After it, the agent reports the holds that are at risk.
+			if _, err = conn.call("SESSION", "PUSH", "on", "PROCESS", "on"); err != nil {
+				s.warn(true)
+			}
 		}
 	} else {
 		given := s.grace
@@ -137,7 +140,6 @@ func (s *session) takeOver(rows []any) {
 				g.deadline = validUntil(row)
 			}
 		})
-		g.warn(false)
 		s.settleLater(g)
 	}
 	for _, row := range listed {
@@ -145,6 +147,12 @@ func (s *session) takeOver(rows []any) {
 		s.settleLater(s.granted(row, false))
 	}
 	s.arm()
+}
+
+func (s *session) warn(atRisk bool) {
+	for _, g := range s.all() {
+		g.warn(atRisk)
+	}
 }
 
 // settleLater releases a surplus after the running command, which may need it.
@@ -188,8 +196,8 @@ func (s *session) onClose(conn *connection) {
 	s.mu.Unlock()
 	for _, g := range s.all() {
 		g.update(func(g *grant) { g.deadline = min(g.deadline, limit) })
-		g.warn(true)
 	}
+	s.warn(true)
 	s.recover()
 }
 

@@ -419,6 +419,7 @@ export class Session {
       } else {
         ticket = await connection.call("RESUME", this.#id, this.#secret);
         this.#secret = ticket.secret; // The next command voids the old secret.
+        this.#warn(false); // After it, the agent reports the holds that are at risk.
         await connection.call("SESSION", ...OPTIONS);
       }
       if (connection.closed) throw new Disconnected("closed");
@@ -435,6 +436,7 @@ export class Session {
       this.#takeOver(ticket.holds ?? [], sent);
     } catch (error) {
       connection.abort();
+      this.#warn(true);
       throw late ? new Disconnected("no reply in time") : error;
     } finally {
       ended = true;
@@ -456,12 +458,15 @@ export class Session {
       }
       grant.count = row.holds;
       if (grant.held) grant.deadline = deadline(row, sent); // A hold whose deadline has passed stays lost.
-      grant.warn(false);
     }
     // These were granted by a LOCK whose reply was lost. If that call goes on, it finds them here; otherwise they are released.
     for (const row of listed.values()) this.#granted(row, undefined, sent);
     for (const grant of this.#grants.values()) this.#settleLater(grant);
     this.#arm();
+  }
+
+  #warn(atRisk) {
+    for (const grant of this.#grants.values()) grant.warn(atRisk);
   }
 
   #pushed([event, name, kind, ...rest]) {
@@ -481,10 +486,8 @@ export class Session {
     if (connection !== this.#connection) return;
     this.#connection = null;
     const limit = this.#proven + this.#given;
-    for (const grant of this.#grants.values()) {
-      grant.deadline = Math.min(grant.deadline, limit);
-      grant.warn(true);
-    }
+    for (const grant of this.#grants.values()) grant.deadline = Math.min(grant.deadline, limit);
+    this.#warn(true);
     if (this.idle) this.#id = null;
     this.#recover();
   }

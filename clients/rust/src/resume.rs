@@ -123,7 +123,9 @@ impl Session {
             let ticket = connection.call(&resume).await?;
             // The next command voids the old secret.
             self.remember(&ticket);
-            connection.call(&session()).await?;
+            // After it, the agent reports the holds that are at risk.
+            self.warn(false);
+            connection.call(&session()).await.inspect_err(|_| self.warn(true))?;
             return Ok(ticket);
         }
         let mut grace = self.grace;
@@ -161,7 +163,6 @@ impl Session {
             };
             grant.state().count = row.get("holds").integer().unwrap_or(0);
             grant.resume(valid_until(row));
-            grant.warn(false);
             self.settle_later(grant);
         }
         for row in listed.into_values() {
@@ -169,6 +170,12 @@ impl Session {
             self.settle_later(self.granted(row, false));
         }
         self.arm();
+    }
+
+    fn warn(&self, at_risk: bool) {
+        for grant in self.grants() {
+            grant.warn(at_risk);
+        }
     }
 
     /// Releases a surplus once the current command, which may want it, has ended.
@@ -214,8 +221,8 @@ impl Session {
         drop(state);
         for grant in self.grants() {
             grant.state().limit_to(limit);
-            grant.warn(true);
         }
+        self.warn(true);
         self.recover();
     }
 

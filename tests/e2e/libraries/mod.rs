@@ -214,6 +214,7 @@ macro_rules! conformance {
                 a_grant_to_a_call_that_failed_is_released_once_the_agent_is_back
                 a_close_in_an_outage_ends_the_sessions
                 a_release_without_a_reply_succeeds
+                a_hold_at_risk_is_reported_again_after_a_cut
             }
         }
     )*};

@@ -151,3 +151,16 @@ pub(super) async fn a_release_without_a_reply_succeeds(library: &Library) -> Res
     stage.released("orders:42").await;
     stage.driver.ok("lock b orders:42 wait=60000").await.map(drop)
 }
+
+pub(super) async fn a_hold_at_risk_is_reported_again_after_a_cut(library: &Library) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", "30s"]).await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.redis.process().freeze().await?;
+    stage.driver.event("risk", "a").await?;
+    relay.cut();
+    // The resumed session is safe until the agent says otherwise.
+    stage.driver.event("risk", "a").await?;
+    stage.redis.process().thaw()?;
+    stage.driver.ok("check a").await.map(drop)
+}

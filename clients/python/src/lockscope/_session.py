@@ -444,6 +444,7 @@ class Session:
             else:
                 ticket = await connection.call("RESUME", self._id, self._secret, limit=limit())
                 self._secret = ticket["secret"]  # The next command voids the old secret.
+                self._warn(False)  # After it, the agent reports the holds that are at risk.
                 await connection.call("SESSION", *_OPTIONS, limit=limit())
             if connection.refusal is not None:
                 raise connection.refusal
@@ -455,6 +456,7 @@ class Session:
                 raise Disconnected
         except BaseException as error:
             connection.abort()
+            self._warn(True)
             if isinstance(error, Disconnected) and connection.refusal is not None:
                 raise Disconnected(connection.refusal) from None
             raise
@@ -477,7 +479,6 @@ class Session:
             elif grant.held:  # A hold whose deadline has passed stays lost.
                 grant.count = row["holds"]
                 grant.deadline = _deadline(row)
-                grant.warn(False)
         for row in listed.values():
             # It was granted by a LOCK whose reply was lost. If that call goes on, it finds it here; otherwise it is released.
             self._granted(row, row["kind"], None)
@@ -493,6 +494,10 @@ class Session:
             except (LockscopeError, Disconnected):
                 pass
         self._check_idle()
+
+    def _warn(self, at_risk: bool) -> None:
+        for grant in self.grants.values():
+            grant.warn(at_risk)
 
     def _on_push(self, push: Push) -> None:
         event, name, kind, *rest = push
@@ -514,7 +519,7 @@ class Session:
         self._connection = None
         for grant in self.grants.values():
             grant.deadline = min(grant.deadline, self._proven + self._given)
-            grant.warn(True)
+        self._warn(True)
         if not self._holds and not self._users:
             self._id = None
         self._recover()

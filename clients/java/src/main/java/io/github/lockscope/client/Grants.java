@@ -101,7 +101,6 @@ final class Grants {
             }
             grant.setCount(Fields.number(fields.get("holds")));
             grant.resume(deadline(fields, sent));
-            grant.setAtRisk(false);
         }
         // These were granted by a command whose reply was lost. If that call goes on, it finds them here; otherwise they
         // are released.

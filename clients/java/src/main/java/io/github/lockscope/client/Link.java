@@ -27,6 +27,9 @@ final class Link implements Connection.Listener {
 
         void onPush(List<Object> event);
 
+        /** Called when a session has been resumed, before pushes begin, and with false if they do not. */
+        void onResume(boolean resumed);
+
         /** Called when a connection has ended. The session can be resumed until the instant {@code limit}. */
         void onDisconnect(long limit);
 
@@ -195,7 +198,17 @@ final class Link implements Connection.Listener {
         }
         if (!id.isEmpty()) {
             var ticket = remember(fresh.call(interruption, "RESUME", id, secret), given());
-            fresh.call(interruption, "SESSION", "PUSH", "on", "PROCESS", "on");
+            // After it, the agent reports the holds that are at risk.
+            listener.onResume(true);
+            boolean pushes = false;
+            try {
+                fresh.call(interruption, "SESSION", "PUSH", "on", "PROCESS", "on");
+                pushes = true;
+            } finally {
+                if (!pushes) {
+                    listener.onResume(false);
+                }
+            }
             return ticket;
         }
         if (grace > 0) {

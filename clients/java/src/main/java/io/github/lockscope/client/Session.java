@@ -529,6 +529,11 @@ final class Session {
         }
 
         @Override
+        public void onResume(boolean resumed) {
+            grants.all().forEach(grant -> grant.setAtRisk(!resumed));
+        }
+
+        @Override
         public void onDisconnect(long limit) {
             synchronized (Session.this) {
                 if (isIdle()) {
