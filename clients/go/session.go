@@ -141,7 +141,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			continue
 		}
 		if len(known) > 0 && known[0].surplus() {
-			return s.handOut(known), nil
+			return s.handOut(known, o), nil
 		}
 		conn := s.connected()
 		if conn == nil {
@@ -194,7 +194,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 		case code(p.err) == "LOST" && len(known) == 0:
 			// The lock was granted and lost before the agent could report it: the wait goes on.
 		case code(p.err) == "LOST":
-			return nil, &LostError{Name: known[0].name, Reason: p.err.Error()}
+			return nil, &LostError{Name: list(names), Reason: p.err.Error()}
 		case p.err != nil:
 			return nil, public(p.err)
 		case p.value == nil && s.isClosing():
@@ -211,7 +211,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 				}
 				unanswered = true
 			case allHeld(granted):
-				return s.handOut(granted), nil
+				return s.handOut(granted, o), nil
 			}
 		}
 	}
@@ -314,10 +314,13 @@ func (s *session) clear(known []*grant, surplus bool) (cleared bool, err error) 
 	return cleared, nil
 }
 
-// handOut counts one more open hold of each grant.
-func (s *session) handOut(grants []*grant) []*grant {
+// handOut counts one more open hold of each grant. The agent may have granted it to a call whose reply was lost.
+func (s *session) handOut(grants []*grant, o options) []*grant {
 	for _, g := range grants {
-		g.update(func(g *grant) { g.handles++ })
+		g.update(func(g *grant) {
+			g.renewed = !o.leased || (g.renewed && g.handles > 0)
+			g.handles++
+		})
 	}
 	s.arm()
 	return grants

@@ -125,7 +125,7 @@ export class Session {
         await this.#connect(Math.min(end, boot() + CONNECT_LIMIT), signal);
         const known = names.map((name) => this.#grants.get(key(name, kind))).filter(Boolean);
         if (await this.#clear(known, several || !unanswered)) continue;
-        if (known[0]?.surplus) return this.#handOut(known);
+        if (known[0]?.surplus) return this.#handOut(known, lease);
         const connection = this.#connection;
         if (connection === null) continue;
         const left = Math.max(0, end - boot());
@@ -140,7 +140,7 @@ export class Session {
           if (rows === null && this.#closing) continue;
           if (rows === null) throw new LockTimeoutError(`could not acquire ${described} within ${wait} ms`);
           const granted = this.#grantedAll(rows, lease, sent);
-          if (granted.filter((grant) => grant.held).length === names.length) return this.#handOut(granted);
+          if (granted.filter((grant) => grant.held).length === names.length) return this.#handOut(granted, lease);
         } catch (error) {
           if (signal?.aborted && error === signal.reason) {
             leaveRest(this.#withdraw(connection, reply, lease, sent));
@@ -158,7 +158,7 @@ export class Session {
             await this.#refreshWhileDraining();
           } else if (error.code === "LOST") {
             // If the owner had no hold, the lock was granted and lost before the agent could report it: the wait goes on.
-            if (known.length > 0) throw new LockLostError(known[0].name, error.message);
+            if (known.length > 0) throw new LockLostError(described, error.message);
           } else throw fromReply(error);
         }
       }
@@ -198,8 +198,12 @@ export class Session {
     return cleared;
   }
 
-  #handOut(grants) {
-    for (const grant of grants) grant.handles += 1;
+  /** Counts one more open hold of each grant. The agent may have granted it to a call whose reply was lost. */
+  #handOut(grants, lease) {
+    for (const grant of grants) {
+      grant.renewed = lease === undefined || (grant.renewed && grant.handles > 0);
+      grant.handles += 1;
+    }
     this.#arm();
     return grants;
   }

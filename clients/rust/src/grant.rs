@@ -54,6 +54,12 @@ impl GrantState {
         self.deadline = self.deadline.min(limit);
     }
 
+    /// Opens a hold. The agent may have granted it to a call whose reply was lost.
+    pub(crate) fn open(&mut self, fixed: bool) {
+        self.renewed = !fixed || (self.renewed && self.handles > 0);
+        self.handles += 1;
+    }
+
     /// Returns whether its deadline moves, so that it must be read again.
     pub(crate) fn is_followed(&self) -> bool {
         self.renewed && self.ceiling == Duration::MAX

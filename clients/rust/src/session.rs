@@ -172,7 +172,7 @@ impl Session {
                 continue;
             }
             if known.iter().any(|grant| grant.state().has_surplus()) {
-                return Ok(self.handed_out(known));
+                return Ok(self.handed_out(known, request));
             }
             let Some((connection, id)) = self.link() else { continue };
             let left = end.map(|end| end.saturating_sub(boot()));
@@ -208,7 +208,7 @@ impl Session {
                         }
                         unanswered = true;
                     } else if grants.iter().all(|grant| grant.is_held()) {
-                        return Ok(self.handed_out(grants));
+                        return Ok(self.handed_out(grants, request));
                     }
                 }
                 Err(Failure::Disconnected) => {
@@ -225,7 +225,7 @@ impl Session {
                     }
                     // Granted and lost before the agent could report it: the wait continues.
                     "LOST" if known.is_empty() => {}
-                    "LOST" => return Err(lost(&known, failure)),
+                    "LOST" => return Err(lost(request, failure)),
                     _ => return Err(failure.into()),
                 },
             }
@@ -279,9 +279,9 @@ impl Session {
         Ok(cleared)
     }
 
-    fn handed_out(self: &Arc<Self>, grants: Vec<Arc<Grant>>) -> Vec<Arc<Grant>> {
+    fn handed_out(self: &Arc<Self>, grants: Vec<Arc<Grant>>, request: &Request) -> Vec<Arc<Grant>> {
         for grant in &grants {
-            grant.state().handles += 1;
+            grant.state().open(request.lease.is_some());
         }
         self.arm();
         grants
@@ -569,10 +569,10 @@ fn withdrawn() -> Error {
     Error::Closed
 }
 
-fn lost(known: &[Arc<Grant>], failure: Failure) -> Error {
-    match (known, failure) {
-        ([grant, ..], Failure::Reply(reason)) => crate::Lost { name: grant.name(), reason }.into(),
-        (_, failure) => failure.into(),
+fn lost(request: &Request, failure: Failure) -> Error {
+    match failure {
+        Failure::Reply(reason) => crate::Lost { name: request.describe(), reason }.into(),
+        failure @ Failure::Disconnected => failure.into(),
     }
 }
 

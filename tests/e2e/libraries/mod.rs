@@ -215,6 +215,8 @@ macro_rules! conformance {
                 a_close_in_an_outage_ends_the_sessions
                 a_release_without_a_reply_succeeds
                 a_hold_at_risk_is_reported_again_after_a_cut
+                a_reentry_without_a_reply_is_renewed
+                a_loss_among_several_names_all_of_them
             }
         }
     )*};

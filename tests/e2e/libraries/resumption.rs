@@ -7,7 +7,7 @@ use harness::eventually;
 
 use super::Library;
 use super::driver::Driver;
-use super::stage::{Stage, number};
+use super::stage::{SHORT, Stage, number};
 use crate::clients::relay::Relay;
 
 /// A grace that ends within a scenario unless the library reads the holds again.
@@ -163,4 +163,45 @@ pub(super) async fn a_hold_at_risk_is_reported_again_after_a_cut(library: &Libra
     stage.driver.event("risk", "a").await?;
     stage.redis.process().thaw()?;
     stage.driver.ok("check a").await.map(drop)
+}
+
+pub(super) async fn a_reentry_without_a_reply_is_renewed(library: &Library) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", SHORT]).await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.driver.ok("lock a orders:42 lease=10000").await?;
+    relay.mute();
+    let waiting = stage.driver.send("main", "lock b orders:42 wait=60000").await?;
+    eventually("the second hold", async || {
+        let counts = stage.direct.call("HVALS orders:42").await?.ok()?.text();
+        ensure!(counts == "[2]", "{counts}");
+        Ok(())
+    })
+    .await;
+    relay.cut();
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    let mut last = i64::MAX;
+    eventually("a later deadline", async || {
+        let left = number(&stage.driver.ok("check a").await?, "remaining")?;
+        let before = std::mem::replace(&mut last, left);
+        ensure!(left > before, "{left} after {before}");
+        Ok(())
+    })
+    .await;
+    stage.driver.ok("check b").await.map(drop)
+}
+
+pub(super) async fn a_loss_among_several_names_all_of_them(library: &Library) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", SHORT]).await?;
+    stage.driver.ok("lock k kept").await?;
+    stage.other_has("LOCK taken").await?;
+    let waiting = stage.driver.send("main", "lock all kept,taken").await?;
+    stage.waits("taken", true).await;
+    stage.direct.call("DEL kept").await?.ok()?;
+    stage.driver.event("lost", "k").await?;
+    stage.other_has("UNLOCK taken").await?;
+    let answer = stage.driver.answer(waiting).await?;
+    ensure!(answer["error"] == "lost", "{answer}");
+    ensure!(answer["text"].as_str().is_some_and(|text| text.contains("kept, taken")), "{answer}");
+    Ok(())
 }

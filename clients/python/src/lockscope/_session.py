@@ -158,7 +158,7 @@ class Session:
                         continue
                     if error.code == "LOST":
                         if known:
-                            raise LockLost(known[0].name, str(error)) from None
+                            raise LockLost(described, str(error)) from None
                         continue  # The lock was granted and lost before the agent could report it: the wait goes on.
                     raise from_reply(str(error)) from None
                 if self._closing:
@@ -169,6 +169,8 @@ class Session:
                 if all([grant.held for grant in granted]):
                     break
             for grant in granted:
+                # The agent may have granted it to a call whose reply was lost.
+                grant.renewed = lease is None or (grant.renewed and grant.handles > 0)
                 grant.handles += 1
             self._arm()
             return granted

@@ -212,7 +212,9 @@ final class Grant {
         return count > open.size();
     }
 
-    synchronized void open(Hold hold) {
+    /** Opens a hold. The agent may have granted it to a call whose reply was lost. */
+    synchronized void open(Hold hold, boolean fixed) {
+        renewed = !fixed || (renewed && !open.isEmpty());
         open.push(hold);
     }
 

@@ -136,11 +136,11 @@ final class Session {
                     continue;
                 }
                 if (!known.isEmpty() && known.get(0).hasSurplus()) {
-                    return open(known);
+                    return open(known, request);
                 }
                 var granted = attempt(request, end, !known.isEmpty(), interruption, call);
                 if (!granted.isEmpty() && allHeld(granted)) {
-                    return open(granted);
+                    return open(granted, request);
                 }
             }
         } finally {
@@ -292,11 +292,11 @@ final class Session {
         return cleared;
     }
 
-    private List<Hold> open(List<Grant> granted) {
+    private List<Hold> open(List<Grant> granted, Request request) {
         var holds = new ArrayList<Hold>();
         for (var grant : granted) {
             var hold = new Hold(this, grant);
-            grant.open(hold);
+            grant.open(hold, request.isFixed());
             holds.add(hold);
         }
         renewals.arm();
