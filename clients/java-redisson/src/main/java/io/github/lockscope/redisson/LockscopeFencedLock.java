@@ -76,7 +76,7 @@ final class LockscopeFencedLock extends LockscopeLock implements RFencedLock {
     @Override
     public RFuture<Long> lockAndGetTokenAsync(long lease, TimeUnit unit) {
         long threadId = currentThread();
-        return async(() -> token(acquire(threadId, lease, unit, within(NONE, unit))));
+        return async(() -> token(acquire(threadId, lease, unit, within(NONE, unit))), token -> unlock(threadId));
     }
 
     @Override
@@ -92,6 +92,10 @@ final class LockscopeFencedLock extends LockscopeLock implements RFencedLock {
     @Override
     public RFuture<Long> tryLockAndGetTokenAsync(long wait, long lease, TimeUnit unit) {
         long threadId = currentThread();
-        return async(() -> token(tryAcquire(threadId, wait, lease, unit)));
+        return async(() -> token(tryAcquire(threadId, wait, lease, unit)), token -> {
+            if (token != null) {
+                unlock(threadId);
+            }
+        });
     }
 }

@@ -6,7 +6,6 @@ import io.github.lockscope.client.Kind;
 import io.github.lockscope.client.LockLostException;
 import io.github.lockscope.client.LockState;
 import io.github.lockscope.client.LockTimeoutException;
-import io.github.lockscope.client.LockscopeException;
 import io.github.lockscope.client.NamedLock;
 import io.github.lockscope.client.Owner;
 import io.github.lockscope.client.RejectedException;
@@ -15,10 +14,10 @@ import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
+import java.util.function.Consumer;
 import org.redisson.api.ObjectListener;
 import org.redisson.api.RFuture;
 import org.redisson.api.RLock;
@@ -125,7 +124,7 @@ class LockscopeLock implements RLock {
         }
     }
 
-    private void unlock(long threadId) {
+    void unlock(long threadId) {
         owners.with(threadId, owner -> {
             var hold = of(owner).hold();
             try {
@@ -259,15 +258,23 @@ class LockscopeLock implements RLock {
     }
 
     <T> RFuture<T> async(Callable<T> work) {
-        return new CompletableFutureWrapper<>(CompletableFuture.supplyAsync(() -> {
+        return async(work, result -> {});
+    }
+
+    /** Runs work in the background. If the future has ended before, as by a cancellation, undoes the work, as Redisson does. */
+    <T> RFuture<T> async(Callable<T> work, Consumer<T> undo) {
+        var future = new CompletableFuture<T>();
+        executor.execute(() -> {
             try {
-                return work.call();
-            } catch (LockscopeException | IllegalMonitorStateException error) {
-                throw error;
+                var result = work.call();
+                if (!future.complete(result)) {
+                    undo.accept(result);
+                }
             } catch (Exception error) {
-                throw new CompletionException(error);
+                future.completeExceptionally(error);
             }
-        }, executor));
+        });
+        return new CompletableFutureWrapper<>(future);
     }
 
     @Override
@@ -290,7 +297,7 @@ class LockscopeLock implements RLock {
         return async(() -> {
             acquire(threadId, lease, unit, within(NONE, unit));
             return null;
-        });
+        }, acquired -> unlock(threadId));
     }
 
     @Override
@@ -315,7 +322,11 @@ class LockscopeLock implements RLock {
 
     @Override
     public RFuture<Boolean> tryLockAsync(long wait, long lease, TimeUnit unit, long threadId) {
-        return async(() -> tryAcquire(threadId, wait, lease, unit).isPresent());
+        return async(() -> tryAcquire(threadId, wait, lease, unit).isPresent(), acquired -> {
+            if (acquired) {
+                unlock(threadId);
+            }
+        });
     }
 
     @Override

@@ -242,6 +242,21 @@ public final class PlainContract extends Contract {
         mine().unlockAsync(71).toCompletableFuture().get();
     }
 
+    public void aCancelledAsynchronousWaitLeavesNoLock() throws Exception {
+        for (boolean limited : new boolean[] {false, true}) {
+            other().lock();
+            var waiting = limited
+                    ? mine().tryLockAsync(PATIENCE, TimeUnit.SECONDS).toCompletableFuture()
+                    : mine().lockAsync().toCompletableFuture();
+            waiting.cancel(true);
+            other().unlock();
+            // A lock that was granted to the call is renewed for longer than this test waits.
+            eventually(() -> elsewhere(() -> other().tryLock(100, TimeUnit.MILLISECONDS) && run(() -> other().unlock())));
+            // The call may have been granted the lock only after that.
+            eventually(() -> !mine().isLocked());
+        }
+    }
+
     public void anAsynchronousCallOfAClosedClientFails() throws Exception {
         RLock closed;
         try (var client = kind.open()) {
