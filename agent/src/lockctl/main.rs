@@ -36,6 +36,7 @@ fn main() -> ExitCode {
             Verb::Exec(args) => exec::guard::run(&cli.socket(), args),
             _ => Exit(Exit::USAGE),
         }),
+        Some(exec::INTERRUPTED) => Ok(exec::front::end_by_interrupt()),
         _ => cli::parse_cli(&args).map(|cli| match &cli.verb {
             Verb::Exec(args) => exec::front::run(args),
             verb => verbs::run(&cli.socket(), verb),

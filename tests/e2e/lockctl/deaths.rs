@@ -154,3 +154,18 @@ async fn a_stopped_command_keeps_its_lock() -> Result<()> {
     assert_eq!(code, 143, "a stopped process goes on so that it can end: {said}");
     Ok(())
 }
+
+#[tokio::test]
+async fn without_a_command_a_killed_guard_loses_nothing() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut other = desk.bench.session().await?;
+    crate::agent::lock(&mut other, "LOCK a").await?;
+    let mut run = desk.exec("a", "touch ran")?;
+    desk.bench.until_waiting("a", 1).await?;
+    kill(guard(&run)?)?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 71, "{said}");
+    assert!(said.contains("gave up on a: its guard process was ended by signal 9"), "{said}");
+    assert!(!desk.path("ran").exists());
+    Ok(())
+}

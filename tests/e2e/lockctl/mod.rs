@@ -11,6 +11,7 @@ mod terminal;
 mod views;
 mod waits;
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -111,10 +112,11 @@ impl Desk {
 }
 
 impl Lockctl {
-    /// Waits for the end, and returns the exit status with the whole output.
+    /// Waits for the end, and returns the exit status, as a shell reports it, with the whole output.
     async fn end(&mut self) -> Result<(i32, String)> {
         let status = self.0.end().await;
-        let code = status.code().with_context(|| format!("{status}:\n{}", self.0.log()))?;
+        let code = status.code().or_else(|| Some(128 + status.signal()?));
+        let code = code.with_context(|| format!("{status}:\n{}", self.0.log()))?;
         Ok((code, self.0.log()))
     }
 

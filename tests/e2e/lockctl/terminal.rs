@@ -6,13 +6,13 @@ use harness::{Process, eventually};
 
 use super::{Desk, process, programs};
 
-/// Runs an interactive bash in a new terminal, types each line of its input, and prints what bash prints.
+/// Runs a program in a new terminal, types each line of its input, and prints what it prints.
 /// `^C` and `^Z` by themselves are typed as these keys.
 const TERMINAL: &str = r#"
 import os, pty, select, sys
 pid, master = pty.fork()
 if pid == 0:
-    os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+    os.execvp(sys.argv[1], sys.argv[1:])
 keys = {b"^C": b"\x03", b"^Z": b"\x1a"}
 pending = b""
 while True:
@@ -40,12 +40,18 @@ struct Terminal {
 }
 
 impl Terminal {
+    /// Opens a terminal with an interactive bash.
     fn open(desk: &Desk) -> Result<Self> {
+        Self::running(desk, &["bash", "--norc", "--noprofile", "-i"])
+    }
+
+    fn running(desk: &Desk, words: &[&str]) -> Result<Self> {
         let python = on_path("python3").context("no python3")?;
         let mut command = process::command(&python);
         let lockctl = programs::path("lockctl")?;
         command
             .args(["-c", TERMINAL])
+            .args(words)
             .current_dir(desk.folder.path())
             .env("PS1", "$ ")
             .env("TERM", "dumb");
@@ -88,11 +94,14 @@ async fn the_command_gets_the_terminal_and_returns_it() -> Result<()> {
     // The shell has the terminal again.
     terminal.types("echo back:$((6*7)):back")?;
     terminal.shows("back:42:back").await;
-    terminal.types("$L exec a -- sh -c 'sh -c \"echo \\$\\$ > second; exec sleep 600\"; true'; echo status:$?:two")?;
+    terminal.types("$L exec a -- sh -c 'sh -c \"echo \\$\\$ > second; exec sleep 600\"; true'")?;
     // If the shell had not started the sleeper yet, it would receive the key itself.
     let second = desk.pid("second").await?;
     terminal.types("^C")?;
     super::until_gone(second).await;
+    desk.bench.until_free("a").await;
+    // On the same line it would not run, as after any command that Ctrl-C ends.
+    terminal.types("echo status:$?:two")?;
     terminal.shows("status:130:two").await;
     assert!(desk.bench.is_free("a").await?);
     terminal.process.kill()
@@ -182,5 +191,67 @@ async fn the_list_shortens_names_to_the_width_of_the_terminal() -> Result<()> {
     assert!(row.trim_end().chars().count() <= 110, "{screen}");
     let file = std::fs::read_to_string(desk.path("file"))?;
     assert!(file.contains(&format!("{name}  lock  held")), "the whole name in a file: {file}");
+    terminal.process.kill()
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_the_script_too() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut terminal = Terminal::open(&desk)?;
+    let mut other = desk.bench.session().await?;
+    crate::agent::lock(&mut other, "LOCK a").await?;
+    terminal.types("bash -c '$L exec a -- true; touch next'")?;
+    desk.bench.until_waiting("a", 1).await?;
+    terminal.types("^C")?;
+    desk.bench.until_waiting("a", 0).await?;
+    terminal.types("echo status:$?:one")?;
+    terminal.shows("status:130:one").await;
+    terminal.types(
+        "bash -c '$L exec b -- sh -c \"echo \\$\\$ > shell; exec sleep 600\"; touch next'",
+    )?;
+    let shell = desk.pid("shell").await?;
+    eventually("the sleeper", async || {
+        let name = std::fs::read_to_string(format!("/proc/{shell}/comm"))?;
+        anyhow::ensure!(name == "sleep\n", "{name}");
+        Ok(())
+    })
+    .await;
+    terminal.types("^C")?;
+    desk.bench.until_free("b").await;
+    terminal.types("echo status:$?:two")?;
+    terminal.shows("status:130:two").await;
+    assert!(!desk.path("next").exists(), "the script has gone on");
+    terminal.process.kill()
+}
+
+#[tokio::test]
+async fn in_a_pipeline_the_command_gets_the_terminal_when_it_needs_it() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut terminal = Terminal::open(&desk)?;
+    terminal.types(
+        "$L exec a -- sh -c 'echo $$ > shell; while ! test -e stop; do sleep 0.02; done; read word < /dev/tty; \
+         echo got:$word:got' | sh -c 'read word < /dev/tty; echo reader:$word:reader; touch stop; cat'; echo status:$?:one",
+    )?;
+    desk.mark("shell").await;
+    terminal.types("first")?;
+    terminal.shows("reader:first:reader").await;
+    terminal.types("second")?;
+    terminal.shows("got:second:got").await;
+    terminal.shows("status:0:one").await;
+    terminal.process.kill()
+}
+
+#[tokio::test]
+async fn without_a_shell_ctrl_z_stops_nothing() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let lockctl = programs::path("lockctl")?.display().to_string();
+    let script = "echo $$ > shell; read word < /dev/tty; echo got:$word:got";
+    let words = [lockctl.as_str(), "exec", "a", "--", "sh", "-c", script];
+    let mut terminal = Terminal::running(&desk, &words)?;
+    desk.mark("shell").await;
+    terminal.types("^Z")?;
+    terminal.types("on")?;
+    terminal.shows("got:on:got").await;
+    desk.bench.until_free("a").await;
     terminal.process.kill()
 }

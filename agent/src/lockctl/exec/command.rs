@@ -71,11 +71,10 @@ impl CommandGroup {
         self.leader.as_raw_nonzero().get()
     }
 
-    /// Returns whether the command has been stopped since the last call.
-    pub(crate) fn has_stopped(&self) -> bool {
+    /// Returns the signal that has stopped the command since the last call, if one has.
+    pub(crate) fn poll_stop(&self) -> Option<i32> {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
-        waitid(WaitId::Pid(self.leader), options)
-            .is_ok_and(|status| status.is_some_and(|status| status.stopped()))
+        waitid(WaitId::Pid(self.leader), options).ok()??.stopping_signal()
     }
 
     /// Returns how the command ended; `None` while it runs.

@@ -20,8 +20,10 @@ use tokio::net::UnixStream;
 pub(crate) enum GuardMessage {
     /// The command runs in this process group.
     Running(i32),
-    /// A signal stopped the command.
-    Stopped,
+    /// This signal stopped the command.
+    Stopped(i32),
+    /// The command has ended, and its locks are being released.
+    Ended,
     GuardEnded,
 }
 
@@ -72,7 +74,12 @@ impl FrontControl {
                         return GuardMessage::Running(group);
                     }
                 }
-                None if line == "stopped\n" => return GuardMessage::Stopped,
+                Some(("stopped", signal)) => {
+                    if let Ok(signal) = signal.parse() {
+                        return GuardMessage::Stopped(signal);
+                    }
+                }
+                None if line == "ended\n" => return GuardMessage::Ended,
                 _ => {}
             }
         }
@@ -136,9 +143,14 @@ impl GuardControl {
         self.send(&format!("runs {group}\n")).await;
     }
 
-    /// Reports that the command was stopped.
-    pub(crate) async fn report_stopped(&mut self) {
-        self.send("stopped\n").await;
+    /// Reports that a signal has stopped the command.
+    pub(crate) async fn report_stopped(&mut self, signal: i32) {
+        self.send(&format!("stopped {signal}\n")).await;
+    }
+
+    /// Reports that the command has ended.
+    pub(crate) async fn report_ended(&mut self) {
+        self.send("ended\n").await;
     }
 
     async fn send(&mut self, line: &str) {

@@ -16,6 +16,8 @@
 pub(crate) const GUARD: &str = "lockctl-guard";
 /// The program name (`argv[0]`) of the command before it executes.
 pub(crate) const LAUNCH: &str = "lockctl-launch";
+/// The program name (`argv[0]`) of a front that ends by SIGINT.
+pub(crate) const INTERRUPTED: &str = "lockctl-interrupted";
 
 mod acquire;
 mod command;

@@ -121,6 +121,11 @@ fn open_pidfd(process: Process) -> Option<OwnedFd> {
     (read_process(process.pid)?.started == process.started).then_some(pidfd)
 }
 
+/// Returns the parent of a process; `None` if it is not visible.
+pub(crate) fn parent(pid: i32) -> Option<i32> {
+    Some(read_process(pid)?.parent)
+}
+
 /// Returns all visible processes.
 fn processes() -> impl Iterator<Item = Process> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -112,13 +112,14 @@ impl<'a> Supervisor<'a> {
                 }
                 () = sleep(pause) => {}
             }
-            if self.group.has_stopped() {
-                control.report_stopped().await;
+            if let Some(signal) = self.group.poll_stop() {
+                control.report_stopped(signal).await;
             }
             self.check_deadlines();
             if let Some(ended) = self.group.poll_end()
                 && self.end_descendants(ended)
             {
+                control.report_ended().await;
                 return self.finish(ended, searching.then_some(search)).await;
             }
         }

@@ -1,9 +1,15 @@
 //! The controlling terminal of `lockctl exec`, and the process group in its foreground.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
 
+use nix::unistd;
+use rustix::fs::{FileType, fstat};
 use rustix::process::Pid;
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
+
+use super::process_tree;
 
 /// The controlling terminal.
 #[derive(Debug)]
@@ -38,5 +44,32 @@ impl Terminal {
 
 /// Returns the process group of this process; `None` if it belongs to another pid namespace, as under `nsenter`.
 pub(crate) fn own_group() -> Option<Pid> {
-    Pid::from_raw(nix::unistd::getpgrp().as_raw())
+    Pid::from_raw(unistd::getpgrp().as_raw())
+}
+
+/// Returns whether no shell can resume the process group of this process: its nearest ancestor outside the group belongs to
+/// another session.
+pub(crate) fn is_orphaned() -> bool {
+    let own = (unistd::getsid(None), unistd::getpgid(None));
+    let mut pid = unistd::getppid().as_raw();
+    while pid != 0 {
+        let ancestor = Some(unistd::Pid::from_raw(pid));
+        if unistd::getsid(ancestor) != own.0 {
+            return true;
+        }
+        if unistd::getpgid(ancestor) != own.1 {
+            return false;
+        }
+        pid = process_tree::parent(pid).unwrap_or(0);
+    }
+    true
+}
+
+/// Returns whether standard output or standard error is a pipe, whose reader may use the terminal.
+pub(crate) fn in_pipeline() -> bool {
+    is_pipe(io::stdout()) || is_pipe(io::stderr())
+}
+
+fn is_pipe(fd: impl AsFd) -> bool {
+    fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
 }
