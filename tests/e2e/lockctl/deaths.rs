@@ -156,6 +156,22 @@ async fn a_stopped_command_keeps_its_lock() -> Result<()> {
 }
 
 #[tokio::test]
+async fn dead_orphans_of_a_running_command_are_reaped() -> Result<()> {
+    let desk = Desk::new().await?;
+    let script = "sh -c 'sleep 0.1 & echo $! > orphan'; echo $$ > shell; while ! test -e stop; do sleep 0.02; done; exit 3";
+    let mut run = desk.exec("a", script)?;
+    let orphan = desk.pid("orphan").await?;
+    eventually("the end of an orphan", async || {
+        anyhow::ensure!(!std::fs::exists(format!("/proc/{orphan}"))?, "{orphan} is still there");
+        Ok(())
+    })
+    .await;
+    std::fs::write(desk.path("stop"), "")?;
+    assert_eq!(run.end().await?.0, 3);
+    Ok(())
+}
+
+#[tokio::test]
 async fn without_a_command_a_killed_guard_loses_nothing() -> Result<()> {
     let desk = Desk::new().await?;
     let mut other = desk.bench.session().await?;

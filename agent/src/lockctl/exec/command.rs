@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use nix::errno::Errno;
+use nix::sys::wait::{self, Id, WaitPidFlag};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process_group, waitid};
 
 use super::environment;
@@ -75,6 +77,23 @@ impl CommandGroup {
     pub(crate) fn poll_stop(&self) -> Option<i32> {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
         waitid(WaitId::Pid(self.leader), options).ok()??.stopping_signal()
+    }
+
+    /// Reaps dead orphans of the command, which are children of this process.
+    pub(crate) fn reap_orphans(&self) {
+        let options = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+        loop {
+            let dead = wait::waitid(Id::All, options | WaitPidFlag::WNOWAIT);
+            match dead.map(|status| status.pid()) {
+                Ok(Some(pid)) if pid.as_raw() != self.number() => {
+                    // Without another thread that reaps, it is still there.
+                    wait::waitid(Id::Pid(pid), options).ok();
+                }
+                // Killed by a real-time signal, which has no name.
+                Err(Errno::EINVAL) => return self.tree.reap(self.leader),
+                _ => return,
+            }
+        }
     }
 
     /// Returns how the command ended; `None` while it runs.

@@ -98,7 +98,9 @@ impl<'a> Supervisor<'a> {
                         self.end(Signal::TERM, boot_micros() + as_micros(self.args.kill_after));
                     }
                 },
-                number = signals.next() => if number != Signal::CHILD.as_raw() {
+                number = signals.next() => if number == Signal::CHILD.as_raw() {
+                    self.group.reap_orphans();
+                } else {
                     self.forward(number);
                 },
                 push = next_push(&mut self.agent) => self.on_push(push),
