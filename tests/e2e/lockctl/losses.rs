@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::{eventually, process, programs};
 
-use super::{Desk, Lockctl, is_there};
+use super::{Desk, Lockctl, guard, is_there};
 
 /// Prints a line on TERM and continues.
 const STUBBORN: &str =
@@ -210,5 +210,47 @@ async fn a_command_outlives_an_exited_agent_until_its_lease_ends() -> Result<()>
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
     assert_eq!(desk.mark("term").await, "term");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_command_that_ends_within_its_validity_is_killed_when_that_is_over() -> Result<()> {
+    let desk = Desk::new().await?;
+    // It is asked to end after 7.5 s, and would be killed after 11.5 s.
+    let mut run = started(&desk, "--lease 12s --kill-after 1h a", STUBBORN).await?;
+    run.says("lost a: its lease ends, valid for another").await;
+    let output = desk.command(&["unlock", "--force", "a"])?.output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    assert!(said.contains("lost a: an operator released it; killing sh"), "{said}");
+    assert!(!is_there(desk.pid("shell").await?));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_ignored_loss_leaves_the_guard_asleep() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    let mut run = started(&desk, "--on-lost ignore a", ORDERLY).await?;
+    let mut other = desk.bench.session().await?;
+    crate::agent::lock(&mut other, "LOCK b").await?;
+    desk.bench.direct.call("DEL a").await?.ok()?;
+    run.says("continues without it").await;
+    let status = format!("/proc/{}/status", guard(&run)?);
+    let waits = || -> Result<u64> {
+        let status = std::fs::read_to_string(&status)?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        Ok(line.context("no such line")?.trim().parse()?)
+    };
+    let (metric, renewed) = ("lockscope_agent_renewals_total", [("outcome", "renewed")]);
+    let renewals = desk.bench.agent.metrics().await?.sum(metric, &renewed);
+    // The lease of the lost lock is over.
+    desk.bench.until_metric(metric, &renewed, renewals + 4.0).await;
+    let before = waits()?;
+    desk.bench.until_metric(metric, &renewed, renewals + 7.0).await;
+    let waits = waits()? - before;
+    assert!(waits < 200, "{waits} times");
+    run.0.terminate()?;
+    assert_eq!(run.end().await?.0, 0);
     Ok(())
 }

@@ -139,6 +139,9 @@ impl<'a> Supervisor<'a> {
         if self.ending.is_some() {
             return ENDING_INTERVAL;
         }
+        if self.lost {
+            return MAX_SLEEP;
+        }
         let terminate_at = self.grant.terminate_at(self.lead_time());
         Duration::from_micros(terminate_at.saturating_sub(boot_micros()))
             .clamp(Duration::from_millis(1), MAX_SLEEP)
@@ -228,6 +231,9 @@ impl<'a> Supervisor<'a> {
     /// Ends the command after a lock was lost, within the lock's remaining validity, or at once.
     fn on_lost(&mut self, what: &str, at_once: bool) {
         if self.lost {
+            if at_once {
+                self.on_lost_again(what);
+            }
             return;
         }
         self.lost = true;
@@ -239,6 +245,18 @@ impl<'a> Supervisor<'a> {
         // The deadline may have passed while this process was stopped.
         let latest = if at_once { now } else { self.grant.deadline().max(now) };
         self.end(signal, latest.min(now + as_micros(self.args.kill_after)));
+    }
+
+    /// Kills the command, which is being ended within a validity that no longer lasts.
+    fn on_lost_again(&mut self, what: &str) {
+        let now = boot_micros();
+        if let Some(ending) = &mut self.ending
+            && self.args.on_lost != OnLost::Ignore
+            && now < ending.kill_at
+        {
+            ending.kill_at = now;
+            notice(&format!("lost {what}; killing {}", self.program()));
+        }
     }
 
     /// Starts to end the command, or advances the time of its SIGKILL.
