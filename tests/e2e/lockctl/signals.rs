@@ -154,3 +154,37 @@ async fn ignored_signals_stay_ignored() -> Result<()> {
     assert_eq!(run.end().await?.0, 6, "as under nohup");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_wrapper_that_exits_after_ctrl_c_releases_nothing() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let worker = "sh -c 'trap \"sleep 0.7; echo done > done; exit\" TERM; echo $$ > worker; while :; do sleep 0.05; done'";
+    let script = format!("trap 'exit 130' INT; echo $$ > shell; {worker} & wait");
+    let mut run = desk.exec("a", &script)?;
+    let (shell, worker) = (desk.pid("shell").await?, desk.pid("worker").await?);
+    // From the terminal, the signal reaches this group alone.
+    kill_process_group(shell, Signal::INT)?;
+    while is_there(worker) {
+        assert!(
+            !desk.bench.is_free("a").await? || !is_there(worker),
+            "released while the worker runs"
+        );
+    }
+    assert_eq!(run.end().await?.0, 130);
+    assert_eq!(desk.mark("done").await, "done", "it was given its time");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_command_that_reloads_may_leave_processes_running() -> Result<()> {
+    let desk = Desk::new().await?;
+    let script = "trap 'echo hup > hup' HUP; echo $$ > shell; while ! test -e hup; do sleep 0.02; done; sleep 0.5; \
+        sleep 600 & echo $! > daemon; exit 5";
+    let mut run = desk.exec("--kill-after 100ms a", script)?;
+    desk.pid("shell").await?;
+    run.0.signal(Signal::HUP)?;
+    assert_eq!(run.end().await?.0, 5);
+    let daemon = desk.pid("daemon").await?;
+    assert!(is_there(daemon), "the signal did not ask it to end");
+    super::kill(daemon)
+}

@@ -15,6 +15,7 @@ use super::grant::Grant;
 use super::process_tree::ProcessTree;
 use crate::cli::ExecArgs;
 use crate::exit::Exit;
+use crate::signals;
 
 /// The end of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,16 @@ impl Ended {
         match self {
             Self::Exited(status) => Exit(status),
             Self::Signal(number) => Exit::signal(number),
+        }
+    }
+
+    /// Returns whether a signal ended the command, or its exit status says that one asked it to end, as in a shell.
+    pub(crate) fn is_by_signal(self) -> bool {
+        match self {
+            Self::Exited(status) => {
+                status.checked_sub(128).is_some_and(|number| signals::terminates(number.into()))
+            }
+            Self::Signal(_) => true,
         }
     }
 }

@@ -52,8 +52,8 @@ pub(crate) struct Supervisor<'a> {
     grant: Grant,
     group: CommandGroup,
     ending: Option<Ending>,
-    /// A forwarded signal asked the command to terminate.
-    asked_to_end: bool,
+    /// The instant, in microseconds since boot, until which an exit of the command is due to a forwarded signal.
+    asked_to_end_until: u64,
     lost: bool,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Supervisor<'a> {
             grant,
             group,
             ending: None,
-            asked_to_end: false,
+            asked_to_end_until: 0,
             lost: false,
         }
     }
@@ -160,7 +160,13 @@ impl<'a> Supervisor<'a> {
             self.group.signal(signal);
         }
         if signals::terminates(number) {
-            self.asked_to_end = true;
+            let until = if number == Signal::HUP.as_raw() {
+                // A command that survives it for longer has probably reloaded its settings.
+                boot_micros() + as_micros(self.args.kill_after)
+            } else {
+                u64::MAX
+            };
+            self.asked_to_end_until = self.asked_to_end_until.max(until);
             // A stopped process would not receive it.
             self.group.signal(Signal::CONT);
         }
@@ -294,8 +300,9 @@ impl<'a> Supervisor<'a> {
     /// Ends the descendants that a command left behind, if the command was ended. Returns whether nothing relies on the locks
     /// any more. Descendants of a command that exited on its own do not count.
     fn end_descendants(&mut self, ended: Ended) -> bool {
-        let was_ended =
-            self.asked_to_end || self.ending.is_some() || matches!(ended, Ended::Signal(_));
+        let was_ended = self.ending.is_some()
+            || ended.is_by_signal()
+            || boot_micros() < self.asked_to_end_until;
         if !was_ended || self.group.living().is_empty() {
             return true;
         }
