@@ -88,3 +88,36 @@ async fn a_lock_that_is_gone_with_the_agent_ends_its_command() -> Result<()> {
     ensure!(code == 76 && said.contains("a: it is no longer held"), "{code}: {said}");
     Ok(())
 }
+
+#[tokio::test]
+async fn an_agent_that_dies_before_it_unlocks_leaves_that_to_the_next_one() -> Result<()> {
+    let mut desk = patient().await?;
+    let mut run = desk.exec("--grace 5m a", UNTIL_STOPPED)?;
+    let shell = desk.pid("shell").await?;
+    desk.bench.agent.process().freeze().await?;
+    std::fs::write(desk.path("stop"), "")?;
+    super::until_gone(shell).await;
+    run.says("a: not known to be released: the agent has not replied").await;
+    run.says("waiting for an agent to release it").await;
+    desk.bench.agent.process().kill()?;
+    desk.bench.agent.restart().await?;
+    let (code, said) = run.end().await?;
+    ensure!(code == 3, "{code}: {said}");
+    desk.bench.until_free("a").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_wait_for_an_agent_to_release_a_lock() -> Result<()> {
+    let mut desk = patient().await?;
+    let mut run = desk.exec("--grace 10m --lease 1h a", UNTIL_STOPPED)?;
+    desk.pid("shell").await?;
+    desk.bench.agent.process().kill()?;
+    run.says("lost the connection to the agent").await;
+    std::fs::write(desk.path("stop"), "")?;
+    run.says("waiting for an agent to release it").await;
+    run.0.terminate()?;
+    let (code, said) = run.end().await?;
+    ensure!(code == 3 && said.contains("a stays locked for another"), "{code}: {said}");
+    Ok(())
+}

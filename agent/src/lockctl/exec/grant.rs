@@ -61,6 +61,15 @@ impl Grant {
         news
     }
 
+    /// Limits the validity to the grace of a session whose connection broke at this instant.
+    pub(crate) fn limit(&mut self, broke: u64, grace: Duration) {
+        let grace_ends = broke + as_micros(grace);
+        for lock in &mut self.locks {
+            lock.valid_until = lock.valid_until.min(grace_ends);
+        }
+        self.validity = self.validity.min(grace);
+    }
+
     /// Updates the validity from the reply of RESUME.
     ///
     /// # Errors
@@ -76,6 +85,7 @@ impl Grant {
             let same = same.ok_or_else(|| lock.name.clone())?;
             (lock.valid_until, lock.granted) = (same.valid_until, same.granted);
         }
+        self.validity = self.validity.max(self.left(boot_micros()));
         Ok(())
     }
 
@@ -210,6 +220,24 @@ mod tests {
         grant.locks[1].holder = "uuid:2".to_owned();
         assert_eq!(grant.resume(&resumed(vec![reply("a", 1), b])), Err(b"b".to_vec()));
         assert!(grant.resume(&Value::Nil).is_err());
+    }
+
+    #[test]
+    fn without_an_agent_a_lock_is_valid_for_the_grace_at_most() {
+        let mut grant = Grant::read(&reply("a", 30_000)).unwrap();
+        let end = grant.valid_until();
+        grant.limit(end - 5_000_000, Duration::from_secs(600));
+        assert_eq!(grant.valid_until(), end);
+        let broke = end - 20_000_000;
+        grant.limit(broke, Duration::from_secs(3));
+        assert_eq!(grant.deadline(), broke + 2_700_000);
+        // A third of the grace is left for the end of the command.
+        assert_eq!(grant.terminate_at(Duration::from_secs(5)), broke + 1_700_000);
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let holds = Value::Array(vec![reply("a", 25_000)]);
+        assert_eq!(grant.resume(&Value::Map(vec![(text("holds"), holds)])), Ok(()));
+        let lead = grant.deadline() - grant.terminate_at(Duration::from_secs(5));
+        assert_eq!(lead, 5_000_000);
     }
 
     #[test]

@@ -28,6 +28,9 @@ const MAX_SLEEP: Duration = Duration::from_secs(1);
 const ENDING_INTERVAL: Duration = Duration::from_millis(50);
 /// The time for the agent to confirm the end of the session, which it handles without that too.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for an agent to return after the end of the locks' validity, and take a hold over from the last moments of its
+/// TTL.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Microseconds after SIGKILL at which processes that are still alive are reported.
 const UNKILLABLE_AFTER: u64 = 5_000_000;
 
@@ -122,7 +125,8 @@ impl<'a> Supervisor<'a> {
                 && self.end_descendants(ended)
             {
                 control.report_ended().await;
-                return self.finish(ended, searching.then_some(search)).await;
+                let search = searching.then_some(search);
+                return self.finish(ended, search, signal_to_end(&mut control, &mut signals)).await;
             }
         }
     }
@@ -198,6 +202,9 @@ impl<'a> Supervisor<'a> {
             }
             Push::Disconnected => {
                 self.agent = None;
+                if let Some(grace) = self.grace() {
+                    self.grant.limit(boot_micros(), grace);
+                }
                 if !self.lost {
                     notice(&format!("lost the connection to the agent; {}", self.remaining()));
                 }
@@ -313,41 +320,40 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Releases the locks. `search` is the unfinished search for the next agent, which may already have resumed the
-    /// session.
+    /// session; `gives_up` ends the wait for it.
     async fn finish(
         mut self,
         ended: Ended,
         search: Option<Pin<&mut impl Future<Output = Successor>>>,
+        gives_up: impl Future<Output = ()>,
     ) -> Exit {
+        let asked = self.agent.is_some();
+        let mut released = self.unlock().await;
         if self.agent.is_none()
-            && self.secret.is_some()
-            && let Some(search) = search
+            && let (Some(grace), Some(search)) = (self.grace(), search)
         {
             // Otherwise it would stay locked for the whole grace.
             notice(&format!("{}: waiting for an agent to release it", self.args.lock_names()));
-            let left = self.grant.left(boot_micros());
-            if let Ok(Successor::Resumed(resumed)) = timeout(left, search).await {
-                self.agent = Some(resumed.agent);
+            let limit = self.grant.left(boot_micros()).min(grace) + RETURN_TIMEOUT;
+            let found = tokio::select! {
+                found = timeout(limit, search) => found.ok(),
+                () = gives_up => None,
+            };
+            match found {
+                Some(Successor::Resumed(resumed)) => {
+                    self.agent = Some(resumed.agent);
+                    // The agent that was asked may have unlocked them. The end of the session releases those that are left.
+                    released = asked || self.unlock().await;
+                }
+                Some(Successor::SessionEnded) => released = true,
+                Some(Successor::Unrelated) | None => {}
             }
         }
         if let Some(agent) = &mut self.agent {
-            match agent.call(&self.args.for_locks("UNLOCK", "MUNLOCK")).await {
-                Ok(_) => {}
-                Err(Failure::Refused(code, text)) if code == "LOST" && !self.lost => {
-                    self.lost = true;
-                    notice(&format!("lost: {text}"));
-                }
-                // Reported before.
-                Err(Failure::Refused(..)) if self.lost => {}
-                Err(failure @ Failure::Refused(..)) => notice(&failure.to_string()),
-                Err(failure) => {
-                    let names = self.args.lock_names();
-                    notice(&format!("{names}: not known to be released: {failure}"));
-                }
-            }
             // A session with grace would outlive its connection.
             agent.call_within(&redis::cmd("QUIT"), Some(QUIT_TIMEOUT)).await.ok();
-        } else if !self.lost {
+        }
+        if !released && !self.lost {
             notice(&self.remaining());
         }
         if self.lost && self.args.on_lost != OnLost::Ignore {
@@ -355,6 +361,52 @@ impl<'a> Supervisor<'a> {
         }
         ended.exit()
     }
+
+    /// Returns the grace of the session, if it outlives its connection.
+    fn grace(&self) -> Option<Duration> {
+        self.args.grace.filter(|_| self.secret.is_some())
+    }
+
+    /// Unlocks the locks. Returns whether there was an agent to ask, which need not have replied unless the session has grace.
+    async fn unlock(&mut self) -> bool {
+        let Some(agent) = &mut self.agent else { return false };
+        match agent.call(&self.args.for_locks("UNLOCK", "MUNLOCK")).await {
+            Ok(_) => {}
+            Err(Failure::Refused(code, text)) if code == "LOST" && !self.lost => {
+                self.lost = true;
+                notice(&format!("lost: {text}"));
+            }
+            // Reported before.
+            Err(Failure::Refused(..)) if self.lost => {}
+            Err(failure @ Failure::Refused(..)) => notice(&failure.to_string()),
+            Err(failure) => {
+                let names = self.args.lock_names();
+                notice(&format!("{names}: not known to be released: {failure}"));
+                if self.secret.is_some() {
+                    self.agent = None;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Waits for a signal that asks to end.
+async fn signal_to_end(control: &mut GuardControl, caught: &mut Signals) {
+    loop {
+        let number = tokio::select! {
+            message = control.next() => match message {
+                FrontMessage::Signal(number) => number,
+                FrontMessage::FrontDied => break,
+            },
+            number = caught.next() => number,
+        };
+        if signals::terminates(number) {
+            return;
+        }
+    }
+    while !signals::terminates(caught.next().await) {}
 }
 
 /// Returns the report about processes that are alive after SIGKILL, if there are any.
