@@ -152,7 +152,7 @@ impl Dashboard {
         next: u64,
         end: Instant,
     ) -> Result<Value, TailError> {
-        if requested.is_none_or(|at| at.elapsed() + RENEW_BEFORE > TRACE) {
+        if is_due(*requested, Instant::now(), end) {
             self.call(Method::POST, "").await?;
             *requested = Some(Instant::now());
         }
@@ -186,6 +186,11 @@ impl Dashboard {
         };
         Err(TailError::Refused(status, printable(detail.as_bytes())))
     }
+}
+
+/// Returns whether a trace until `end` must be requested, which was last done at the instant `requested`.
+fn is_due(requested: Option<Instant>, now: Instant, end: Instant) -> bool {
+    requested.is_none_or(|at| now + RENEW_BEFORE > at + TRACE && end > at + TRACE)
 }
 
 /// Returns the reason why MONITOR is not open, if it is not.
@@ -340,6 +345,18 @@ mod tests {
         let methods: Vec<&str> = requests.iter().map(Method::as_str).collect();
         assert_eq!(methods.join(" "), expected);
         server.abort();
+    }
+
+    #[test]
+    fn a_trace_that_lasts_until_the_end_is_not_requested_again() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(is_due(None, at(0), at(5)));
+        for now in [1, 39, 41, 59, 60] {
+            assert!(!is_due(Some(start), at(now), at(60)), "{now}");
+        }
+        assert!(!is_due(Some(start), at(39), at(61)));
+        assert!(is_due(Some(start), at(41), at(61)));
     }
 
     #[test]
