@@ -75,8 +75,8 @@ impl Failure {
             Self::NoAgent(_) | Self::Disconnected(_) => Exit(no_agent),
             Self::Forbidden(_) => Exit::DENIED,
             Self::Refused(code, _) => match code.as_str() {
-                "UNAVAILABLE" | "DRAINING" => Exit(no_agent),
-                "SYNTAX" | "LIMIT" => Exit(usage),
+                "UNAVAILABLE" | "DRAINING" | "LIMIT" => Exit(no_agent),
+                "SYNTAX" => Exit(usage),
                 "DENIED" => Exit::DENIED,
                 _ => Exit::REFUSED,
             },
@@ -249,5 +249,16 @@ fn read_push(info: &PushInfo) -> Option<Push> {
         "lock-lost" => Some(Push::Lost(name, text(last?)?)),
         "lock-valid" => Some(Push::Valid(name, valid()?)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_agent_is_not_bad_usage() {
+        let exit = |code: &str| Failure::Refused(code.to_owned(), String::new()).exit(69, 64);
+        assert_eq!((exit("LIMIT"), exit("SYNTAX")), (Exit(69), Exit(64)));
     }
 }
