@@ -129,3 +129,17 @@ async fn a_process_group_of_another_pid_namespace_is_harmless() -> Result<()> {
     desk.bench.until_free("a").await;
     Ok(())
 }
+
+#[tokio::test]
+async fn a_relative_socket_is_found_from_another_folder() -> Result<()> {
+    let desk = Desk::new().await?;
+    std::os::unix::fs::symlink(desk.bench.agent.socket(), desk.path("agent.sock"))?;
+    let lockctl = programs::path("lockctl")?.display().to_string();
+    let script = format!("cd /; exec {lockctl} exec b -- sh -c 'exit 3'");
+    let mut command =
+        desk.command(&["exec", "--socket", "./agent.sock", "a", "--", "sh", "-c", &script])?;
+    command.env_remove("LOCKSCOPE_SOCKET");
+    let (code, said) = desk.spawn(command)?.end().await?;
+    assert_eq!(code, 3, "{said}");
+    Ok(())
+}

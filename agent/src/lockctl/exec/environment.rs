@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
-use std::path::Path;
+use std::path::{Path, absolute};
 use std::process::Command;
 
 use super::grant::{Grant, Held};
@@ -35,7 +35,8 @@ pub(crate) fn set(command: &mut Command, grant: &Grant, socket: &Path, tracepare
     let names: Vec<&[u8]> = grant.locks.iter().map(|lock| lock.name.as_slice()).collect();
     command.env("LOCKSCOPE_LOCK", OsString::from_vec(names.join(&b'\n')));
     command.env("LOCKSCOPE_HOLDER", lines(grant, |lock| Some(lock.holder.clone())));
-    command.env("LOCKSCOPE_SOCKET", socket);
+    // The command may change its working directory.
+    command.env("LOCKSCOPE_SOCKET", absolute(socket).unwrap_or_else(|_| socket.to_owned()));
     if grant.locks.iter().any(|lock| lock.token.is_some()) {
         command
             .env("LOCKSCOPE_TOKEN", lines(grant, |lock| lock.token.map(|token| token.to_string())));
