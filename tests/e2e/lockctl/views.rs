@@ -286,7 +286,7 @@ async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
 
 #[tokio::test]
 async fn a_forced_release_of_one_reader_leaves_the_others() -> Result<()> {
-    let desk = Desk::new().await?;
+    let mut desk = Desk::new().await?;
     let mut readers = [desk.bench.agent.client3().await?, desk.bench.agent.client3().await?];
     let mut ids = Vec::new();
     for reader in &mut readers {

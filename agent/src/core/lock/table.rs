@@ -305,7 +305,7 @@ impl LockTable {
         self.change(name, |state| state.last_error = last_error);
     }
 
-    /// Forgets the error of the latest attempt if nobody tries: local holds exclude whoever waits, except fair waiters.
+    /// Forgets the error of the latest attempt if nobody tries: local holds exclude the front waiter, unless it is fair.
     pub(in crate::core) fn forget_old_error(&mut self, name: &LockName) {
         let Some(state) = self.locks.get_mut(name) else { return };
         let front = state.queue.front().and_then(|id| self.waiters.get(&id));
