@@ -105,6 +105,16 @@ impl HolderId {
         self.thread >= 1 << 60
     }
 
+    /// Returns whether this is the read hold of a writer's owner: of the same thread, or another grant of the same agent,
+    /// which lets only the owner of the write side read.
+    #[must_use]
+    pub fn is_read_side_of(&self, writer: &Self) -> bool {
+        let same_agent = self.looks_like_agent() && writer.looks_like_agent();
+        let same_owner =
+            self.client == writer.client && (self.thread == writer.thread || same_agent);
+        same_owner && writer.write && !self.write
+    }
+
     /// Parses a field of a lock's hash. Accepts only the exact text that Redisson writes: no sign other than a minus, no
     /// leading zeros, lower case.
     #[must_use]

@@ -197,9 +197,8 @@ impl LockHash {
                     return Some("mode `write` without a write holder".to_owned());
                 };
                 // Only the same owner's read hold may accompany a write hold.
-                let owner = (writer.id.client, writer.id.thread);
-                let other = |holder: &&Holder| (holder.id.client, holder.id.thread) != owner;
-                let other = self.holders.iter().find(other)?;
+                let mut others = self.holders.iter().filter(|holder| holder.id != writer.id);
+                let other = others.find(|holder| !holder.id.is_read_side_of(&writer.id))?;
                 Some(format!("holder {} next to write holder {}", other.id, writer.id))
             }
             Some(other) => Some(format!("mode {}", quoted(other))),
@@ -237,6 +236,20 @@ mod tests {
         let write = format!("{H}:write");
         let hash = LockHash::parse([("mode", "write"), (&write, "1"), (H, "1")]);
         assert_eq!((hash.kind(), hash.malformed()), (Kind::Write, None));
+    }
+
+    #[test]
+    fn an_agents_write_hold_with_its_own_read_hold_is_well_formed() {
+        let number = |n: u8| H.replace(":52", &format!(":192761261557651867{n}"));
+        let write = format!("{}:write", number(1));
+        let malformed = |reader: &str| {
+            LockHash::parse([("mode", "write"), (&write, "1"), (reader, "1")]).malformed()
+        };
+        assert_eq!(malformed(&number(2)), None, "each grant has another number");
+        let other_agent = number(2).replace("285475da", "385475da");
+        for reader in [H, &other_agent, &format!("{}:write", number(2))] {
+            assert!(malformed(reader).unwrap().contains(reader), "{reader}");
+        }
     }
 
     #[test]

@@ -112,6 +112,14 @@ async fn readers_live_by_their_markers() {
     run::<i64>(&mut redis, &["PEXPIRE", "rw", "60000"]);
     let lock = dashboard.lock_when("rw", |lock| lock["kind"] == "write").await;
     assert_eq!(lock["problems"], json!([]));
+    // At an agent, each of its holds has another number.
+    let grant = |n: u8| format!("7c1e5a90-3b1d-4f5e-9d42-18f0a6b2c3d4:192761261557651867{n}");
+    let agents_writer = format!("{}:write", grant(1));
+    run::<i64>(&mut redis, &["HSET", "rw-agent", "mode", "write", &agents_writer, "1"]);
+    run::<i64>(&mut redis, &["HSET", "rw-agent", &grant(2), "1"]);
+    run::<i64>(&mut redis, &["PEXPIRE", "rw-agent", "60000"]);
+    let both = |lock: &Value| lock["holders"].as_array().is_some_and(|it| it.len() == 2);
+    assert_eq!(dashboard.lock_when("rw-agent", both).await["problems"], json!([]));
     // A different client that reads while another writes is malformed: no client's scripts would write this.
     run::<i64>(&mut redis, &["HSET", "rw", &gone, "1"]);
     let lock = dashboard.lock_when("rw", |lock| lock["problems"][0].is_object()).await;
