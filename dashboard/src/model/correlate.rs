@@ -31,7 +31,10 @@ impl Model {
             let effect = Effect::Event(Source::Monitor, event.action.as_str());
             let observed_by = scope_id;
             let scope_id = self.home(scope_id, &event.lock);
-            let known = self.scopes[scope_id.0].locks.contains(&event.lock);
+            let entry = self.scopes[scope_id.0].locks.get(&event.lock);
+            let known = entry.is_some();
+            let is_possible = entry.is_some_and(|entry| !entry.record.is_confirmed());
+            let is_certain = event.certainty == monitor::Certainty::Certain;
             if !known && event.action == monitor::Action::Removed {
                 // Any key can be removed by hand.
                 continue;
@@ -44,7 +47,11 @@ impl Model {
                 clients.record_activity(holder.client, address, traffic.at.moment());
             }
             let unsubscribed = self.unsubscribed_client(scope_id, event, traffic.at);
-            let is_lock = event.certainty == monitor::Certainty::Certain && event.holder.is_some();
+            // A command that only looks like a lock's does not prove that a hash of a lock's shape is one.
+            if is_possible && !is_certain && event.action != monitor::Action::Removed {
+                continue;
+            }
+            let is_lock = is_certain && event.holder.is_some();
             let mut admit = || self.admit(scope_id, &event.lock, Source::Monitor, traffic.at);
             if !(known || is_lock && admit()) {
                 continue;

@@ -452,3 +452,27 @@ fn a_thread_that_was_refused_since_has_not_returned_too_late() {
     traffic(&mut model, 5_001, vec![event("a", 52, ReleaseFoundNothing)]);
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
 }
+
+#[test]
+fn a_bare_command_does_not_prove_that_a_hash_is_a_lock() {
+    let mut model = model();
+    let counter = |ms, model: &mut Model| {
+        read(model, "cart", ms, held(1, 3, None));
+        let view = shown(model, "cart").unwrap();
+        (view.confirmed, problems(&view))
+    };
+    counter(0, &mut model);
+    let by = holder(1);
+    let line = format!(r#"1795236807.764742 [0 10.0.0.1:5000] "HINCRBY" "cart" "{by}" "1""#);
+    let mut events = Vec::new();
+    let mut decoder = monitor::Decoder::new(monitor::ServerRole::Master);
+    decoder.feed_line(line.as_bytes(), &mut events);
+    decoder.flush(&mut events);
+    assert_eq!(events.len(), 1, "{events:?}");
+    traffic(&mut model, 1_000, events);
+    assert!(model.due(MAIN, at(1_100), 10).is_empty(), "it is not read sooner");
+    counter(6_000, &mut model);
+    assert_eq!(counter(12_000, &mut model), (false, vec![(ProblemKind::Leaked, SUSPECTED)]));
+    traffic(&mut model, 13_000, vec![event("cart", 7, monitor::Action::Refused)]);
+    assert_eq!(counter(14_000, &mut model), (true, vec![(ProblemKind::Leaked, CERTAIN)]));
+}
