@@ -29,15 +29,18 @@ impl Record {
         match self.reading_since(at) {
             // The reading is newer.
             Some(stamp) if self.is_held() && self.has_gone_on(at, stamp) => {}
-            None if self.is_held() && !self.is_released() => {
-                let doubtful = &mut self.releases.get_or_insert_default().doubtful;
-                let before = doubtful.map_or(at, |doubtful| doubtful.first);
-                let count = doubtful.map_or(0, |doubtful| doubtful.count);
-                let count = (count + 1).min(MOST);
-                *doubtful = Some(Doubtful { first: before, last: at, count });
-            }
+            None if self.is_held() && !self.is_released() => self.doubt(at),
             _ => self.released(at, Source::Channels, Ending::Released, effects),
         }
+    }
+
+    /// Leaves it to the next reading whether a release at that instant has ended the holds.
+    pub(super) fn doubt(&mut self, at: Time) {
+        let doubtful = &mut self.releases.get_or_insert_default().doubtful;
+        let before = doubtful.map_or(at, |doubtful| doubtful.first);
+        let count = doubtful.map_or(0, |doubtful| doubtful.count);
+        let count = (count + 1).min(MOST);
+        *doubtful = Some(Doubtful { first: before, last: at, count });
     }
 
     /// Applies the messages before a reading, unless the reading shows that the holds have continued.
@@ -69,7 +72,15 @@ impl Record {
     fn continues(&self, at: Moment, stamp: Stamp, reading: &Reading) -> bool {
         let Reading::Lock { hash, ttl, companions } = reading else { return false };
         let watched = self.watched_ttl(*ttl, companions);
-        are_same(&self.holds, &holders(hash))
+        let shown = holders(hash);
+        // An agent's number identifies a hold for good.
+        let is_same_grant = |hold: &Hold| {
+            hold.id.looks_like_agent() && shown.iter().any(|holder| holder.id == hold.id)
+        };
+        if self.is_held() && self.holds.iter().all(is_same_grant) {
+            return true;
+        }
+        are_same(&self.holds, &shown)
             && (self.lease.goes_on(stamp.received.moment(), stamp.slack(), watched)
                 || self.lease_began_before(at, stamp, *ttl))
     }

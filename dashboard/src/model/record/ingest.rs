@@ -74,15 +74,17 @@ impl Record {
                 }
             });
         }
+        self.holds = holds;
         for gone in before.iter().filter(|hold| !holders.iter().any(|h| h.id == hold.id)) {
-            if reads_on(&gone.id, &holders) {
+            let is_kept =
+                |hold: &Hold| hold.first < stamp.sent && hold.id.is_read_side_of(&gone.id);
+            if reads_on(&gone.id, &holders) || self.holds.iter().any(is_kept) {
                 let what = LockEvent::Released(Some(self.field_of(gone.id)));
                 self.end_with(*gone, stamp.received, source, what, effects);
             } else {
                 self.end_replaced(*gone, last, stamp, source, context, effects);
             }
         }
-        self.holds = holds;
         self.drop_stand_ins();
         if self.confirmed && over.is_none() {
             self.archive_begun(effects);

@@ -51,7 +51,8 @@ impl Releases {
 }
 
 impl Record {
-    /// Applies a release, from a message or from MONITOR: all holds that began before it have ended.
+    /// Applies a release, from a message or from MONITOR: all holds that began before it have ended. An agent also announces
+    /// the release of the write side by an owner that goes on reading.
     pub fn released(&mut self, at: Time, source: Source, ended: Ending, effects: &mut Vec<Effect>) {
         self.add_source(source);
         self.confirm();
@@ -74,9 +75,19 @@ impl Record {
             return self.released_before(stamp, at, source, effects);
         }
         let known: Vec<Hold> = if self.is_released() { Vec::new() } else { self.holds.clone() };
-        for hold in &known {
+        // The next reading shows which of them go on.
+        let may_go_on = |hold: &Hold| {
+            let reads_for = |writer: &Hold| hold.id.is_read_side_of(&writer.id);
+            ended == Ending::Released && hold.id.looks_like_agent() && known.iter().any(reads_for)
+        };
+        for hold in known.iter().filter(|hold| !may_go_on(hold)) {
             let what = release_event(self.field_of(hold.id), ended);
             self.end_with(*hold, at, source, what, effects);
+        }
+        if known.iter().any(may_go_on) {
+            self.holds.retain(may_go_on);
+            self.unchanged_since = at;
+            return self.doubt(at);
         }
         if known.is_empty() {
             self.released_unread(at, source, ended, effects);

@@ -161,3 +161,59 @@ fn a_lock_of_readers_that_are_gone_is_an_orphan_until_one_of_them_is_back() {
     read_twice(&mut model, "a", 500_000, absent());
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
 }
+
+#[test]
+fn an_agents_writer_that_goes_on_reading_keeps_its_read_hold() {
+    let grant =
+        |n: i64| HolderId::new(ClientId::from_random([1; 16]), 1_927_612_615_576_518_676 + n);
+    let (writer, reader) = (HolderId { write: true, ..grant(1) }, grant(2));
+    let side = |ids: &[HolderId], mode: &str| {
+        let holders = ids.iter().map(|id| Holder { id: *id, count: 1 }).collect();
+        let hash = LockHash { holders, mode: Some(mode.into()), ..LockHash::default() };
+        let ttl = Some(Duration::from_secs(30));
+        Reading::Lock { hash, ttl, companions: Companions::default() }
+    };
+    for seen_by in [
+        &["message"][..],
+        &["monitor"],
+        &["monitor", "message"],
+        &["message", "monitor"],
+        &["reading", "message"],
+        &["reading", "reading later"],
+    ] {
+        let mut model = model();
+        read(&mut model, "a", 0, side(&[writer], "write"));
+        read(&mut model, "a", 1_000, side(&[writer, reader], "write"));
+        assert_eq!(problems(&shown(&mut model, "a").unwrap()), [], "it is well-formed");
+        // Its release lets another reader enter.
+        let left = side(&[reader, holder(3)], "read");
+        for (ms, what) in (3_000..).step_by(10).zip(seen_by) {
+            match *what {
+                "message" => release(&mut model, "a", ms),
+                "monitor" => {
+                    let mut released = event("a", 52, monitor::Action::Released);
+                    (released.holder, released.kind) = (Some(writer), Some(redisson::Kind::Write));
+                    traffic(&mut model, ms, vec![released]);
+                }
+                "reading" => read(&mut model, "a", ms, left.clone()),
+                _ => read(&mut model, "a", ms + 300, left.clone()),
+            }
+        }
+        read(&mut model, "a", 3_500, left);
+        let view = shown(&mut model, "a").unwrap();
+        let past: Vec<_> = view.history.past.iter().map(|past| (&*past.id, past.ended)).collect();
+        assert_eq!(past, [(&*writer.to_string(), Some("released"))], "{seen_by:?}");
+        let read_side = view.holders.iter().find(|it| *it.id == reader.to_string()).unwrap();
+        assert_eq!(read_side.since.at, SteadyMillis(1_001), "{seen_by:?}");
+        let taken = words(&view).iter().filter(|word| **word == "taken").count();
+        assert_eq!(taken, 3, "{seen_by:?}: {:?}", words(&view));
+    }
+    // Both sides are released before the next reading.
+    let mut model = model();
+    read(&mut model, "a", 0, side(&[writer, reader], "write"));
+    release(&mut model, "a", 1_000);
+    read(&mut model, "a", 1_100, absent());
+    let view = shown(&mut model, "a").unwrap();
+    let ended: Vec<_> = view.history.past.iter().map(|past| past.ended).collect();
+    assert_eq!(ended, [Some("released"); 2]);
+}
