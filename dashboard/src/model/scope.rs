@@ -504,7 +504,7 @@ impl Scope {
         ScopeContext {
             listening_since: self.listening_since,
             pass_began: None,
-            restarted: self.restart.as_ref().is_some_and(|restart| restart.concerns(name)),
+            restarted: self.restart.as_ref().filter(|it| it.concerns(name)).map(|it| it.since),
             readable_since: self.readable_since,
             monitored_since: self.monitored_since,
             ahead_ms: self.ahead_ms.unwrap_or(0),

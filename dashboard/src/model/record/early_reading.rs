@@ -70,7 +70,7 @@ impl Record {
         };
         self.confirmed
             && self.is_newer(stamp)
-            && !context.restarted
+            && !context.has_restarted_since(self.stamp)
             && context.listening_since.is_some()
             && !has_missed(self.stamp, context)
             && !self.has_reported_release()

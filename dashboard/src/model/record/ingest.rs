@@ -266,7 +266,10 @@ impl Record {
         let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
         let silent = expired && self.may_have_left_silently();
         let holder = self.field_of(hold.id);
-        let what = if self.is_lost(&hold, last, stamp, context) {
+        // A lock that still has some of its readers has not been lost.
+        let survived = self.holds.iter().any(|kept| kept.first < stamp.sent);
+        let lost = self.is_lost(&hold, last, stamp, context) && !(left && survived);
+        let what = if lost {
             LockEvent::Vanished(holder, EndCause::ServerRestarted)
         } else if left {
             LockEvent::Released(Some(holder))
@@ -334,7 +337,8 @@ impl Record {
         let watched = context.readable_since.is_some_and(|since| since <= last.sent);
         let near = ttl <= NEAR_END;
         let expired = self.has_expired(Some(last), stamp);
-        if !self.lease.renewed() || context.restarted || !watched || !near || !expired {
+        let restarted = context.has_restarted_since(Some(last));
+        if !self.lease.renewed() || restarted || !watched || !near || !expired {
             return;
         }
         if self.has_returned_late(hold.id, last) {
@@ -380,7 +384,8 @@ impl Record {
             self.end_with(hold, at, Source::Keyspace, what, effects);
             let last = self.stamp;
             let known = last.is_some_and(|last| self.has_returned_late(hold.id, last));
-            if let Some(lease) = lease.filter(|_| !context.restarted && !known) {
+            let restarted = context.has_restarted_since(last);
+            if let Some(lease) = lease.filter(|_| !restarted && !known) {
                 let seen = "then the server reported that its key had expired";
                 self.suspect_expiry(hold, lease, at, Source::Keyspace, seen);
             }
@@ -534,8 +539,8 @@ impl Record {
         }
     }
 
-    /// Returns whether a restart of the server ended a hold, and neither an operator nor the end of a lease that has never
-    /// been renewed.
+    /// Returns whether a restart of the server ended a hold that no reading has shown since, and neither an operator nor the
+    /// end of a lease that has never been renewed.
     fn is_lost(
         &self,
         hold: &Hold,
@@ -544,7 +549,9 @@ impl Record {
         context: ScopeContext,
     ) -> bool {
         let ran_out = !self.lease.rose() && self.has_expired(last, stamp);
-        context.restarted && !ran_out && !self.is_forced(&hold.id, stamp.received.moment())
+        context.has_restarted_since(last)
+            && !ran_out
+            && !self.is_forced(&hold.id, stamp.received.moment())
     }
 }
 

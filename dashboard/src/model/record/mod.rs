@@ -42,8 +42,8 @@ pub struct ScopeContext {
     pub listening_since: Option<Moment>,
     /// The beginning of the newest complete scan of all keys, during which a new lock did not exist yet.
     pub pass_began: Option<Moment>,
-    /// True if the server has restarted and its losses are still being determined.
-    pub restarted: bool,
+    /// The instant since which a server is read that may lack the lock, while its losses are still being determined.
+    pub restarted: Option<Moment>,
     /// The instant since which the server can be read without a gap.
     pub readable_since: Option<Moment>,
     /// The instant since which MONITOR shows all traffic without a gap.
@@ -52,6 +52,13 @@ pub struct ScopeContext {
     pub ahead_ms: i64,
     /// True if the server is a node of a cluster.
     pub cluster: bool,
+}
+
+impl ScopeContext {
+    /// Returns whether the server has restarted since that reading.
+    fn has_restarted_since(&self, last: Option<Stamp>) -> bool {
+        self.restarted.is_some_and(|since| last.is_none_or(|last| last.sent < since))
+    }
 }
 
 /// A consequence of an observation for metrics and history.

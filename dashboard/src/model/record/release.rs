@@ -171,7 +171,9 @@ impl Record {
     ) {
         let forced = self.is_forced(&hold.id, at.moment());
         let what = if forced { LockEvent::Forced(self.field_of(hold.id)) } else { what };
-        if matches!(what, LockEvent::Vanished(_, EndCause::ServerRestarted)) {
+        let lost = matches!(what, LockEvent::Vanished(_, EndCause::ServerRestarted));
+        // A lock counts once, however many readers it had.
+        if lost && !effects.contains(&Effect::LostInRestart) {
             effects.push(Effect::LostInRestart);
         }
         if let Some(ended) = what.ending() {

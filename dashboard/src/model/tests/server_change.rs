@@ -309,3 +309,37 @@ fn another_replica_that_is_read_by_choice_is_not_a_new_master() {
     assert_eq!(texts, ["h:1 is read from now on", "h:2 is read from now on"]);
     assert!(shown(&mut model, "kept").unwrap().history.past.is_empty());
 }
+
+#[test]
+fn a_failover_has_lost_no_hold_that_was_seen_after_it_and_no_reader_that_left_others() {
+    let mut model = model();
+    let readers = |of: &[u8]| {
+        let holders = of.iter().map(|n| Holder { id: holder(*n), count: 1 }).collect();
+        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+        let ttl = Some(Duration::from_secs(30));
+        Reading::Lock { hash, ttl, companions: Companions::default() }
+    };
+    up(&mut model, 0, "h:1", false);
+    for (lock, of) in [("kept", &[1][..]), ("left", &[1, 2]), ("lost", &[1, 2]), ("slow", &[1])] {
+        read(&mut model, lock, 1, readers(of));
+    }
+    up(&mut model, 2_000, "h:2", false);
+    read(&mut model, "kept", 2_001, readers(&[1]));
+    read(&mut model, "left", 2_001, readers(&[2]));
+    read(&mut model, "lost", 2_001, absent());
+    read_twice(&mut model, "kept", 3_000, readers(&[3]));
+    read_twice(&mut model, "left", 3_000, readers(&[3]));
+    read(&mut model, "slow", 4_000, readers(&[1]));
+    model.tick(at(4_500));
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["h:2 is the master now, without 1 held lock of database 0"]);
+    for (lock, ended) in [
+        ("kept", &["released"][..]),
+        ("left", &["released", "released"]),
+        ("lost", &["restarted", "restarted"]),
+    ] {
+        let view = shown(&mut model, lock).unwrap();
+        let past: Vec<_> = view.history.past.iter().filter_map(|past| past.ended).collect();
+        assert_eq!(past, ended, "{lock}");
+    }
+}
