@@ -1,6 +1,7 @@
 //! Applies readings of a lock's companion keys.
 
-use super::{Record, ScopeContext};
+use super::ingest::has_marker_expired;
+use super::{Hold, Record, ScopeContext};
 use crate::model::types::{Companions, Marker, Stamp, Token};
 
 impl Record {
@@ -27,6 +28,26 @@ impl Record {
             let queue = companions.queue.as_ref();
             self.dirty |= self.cold().waiting.read_queue(stamp, window, clock, queue);
         }
+    }
+
+    /// Returns the reader whose marker has shown renewals: the first of several that has one.
+    pub(super) fn watched_reader(&self) -> Option<Hold> {
+        let readers = || self.holds.iter().filter(|hold| !hold.id.write);
+        if self.mode.is_none() || readers().count() < 2 {
+            return None;
+        }
+        let living = readers().filter(|hold| matches!(hold.marker, Some(Marker::Expires(_))));
+        living.min_by_key(|hold| hold.from).copied()
+    }
+
+    /// Returns whether the newest reading still shows that reader, whose marker has expired since the `last` one. So it has
+    /// not released the lock before.
+    pub(super) fn has_run_out(&self, reader: &Hold, last: Option<Stamp>, stamp: Stamp) -> bool {
+        has_marker_expired(reader, last, stamp)
+            && self.holds.iter().any(|hold| {
+                (hold.id, hold.count) == (reader.id, reader.count)
+                    && hold.marker == Some(Marker::Missing)
+            })
     }
 
     pub(super) fn read_markers(&mut self, stamp: Stamp, companions: &Companions) {

@@ -351,6 +351,23 @@ impl Record {
         self.suspect_expiry(hold, lease, stamp.received, source, &seen);
     }
 
+    /// Records that the lease of one of several readers has run out, if it had been renewed to this lease.
+    pub(super) fn lease_ran_out(
+        &mut self,
+        reader: Hold,
+        lease: Option<Duration>,
+        (last, stamp): (Option<Stamp>, Stamp),
+        source: Source,
+        context: ScopeContext,
+    ) {
+        let watched =
+            context.readable_since.zip(last).is_some_and(|(since, last)| since <= last.sent);
+        if let Some(lease) = lease.filter(|_| watched && !context.has_restarted_since(last)) {
+            let seen = "then its marker expired, while others went on reading";
+            self.suspect_expiry(reader, lease, stamp.received, source, seen);
+        }
+    }
+
     /// Records the expiry of a hold that had been renewed to this lease. `seen` is what showed it.
     fn suspect_expiry(
         &mut self,
@@ -571,7 +588,7 @@ pub(super) fn has_missed(last: Option<Stamp>, context: ScopeContext) -> bool {
 }
 
 /// Returns whether a reader's marker from the last reading had expired by this one.
-fn has_marker_expired(hold: &Hold, last: Option<Stamp>, stamp: Stamp) -> bool {
+pub(super) fn has_marker_expired(hold: &Hold, last: Option<Stamp>, stamp: Stamp) -> bool {
     match (hold.marker, last) {
         (Some(Marker::Missing), _) => true,
         (Some(Marker::Expires(ttl)), Some(last)) => {

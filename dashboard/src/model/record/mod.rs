@@ -534,6 +534,7 @@ impl Record {
             self.confirm();
         }
         let newer = self.is_newer(stamp);
+        let last = self.stamp;
         if newer {
             self.settle_doubt(stamp, reading, effects);
         }
@@ -559,8 +560,14 @@ impl Record {
             Reading::Lock { hash, ttl, .. } if self.confirmed || hash.unexpected.is_empty() => {
                 if newer {
                     let watched = self.watched_ttl(*ttl, companions);
+                    let reader = self.watched_reader();
+                    let lease = self.lease.lease().filter(|_| self.lease.renewed());
                     self.read_held(stamp, source, hash, (*ttl, watched), context, effects);
                     self.read_markers(stamp, companions);
+                    if let Some(reader) = reader.filter(|it| self.has_run_out(it, last, stamp)) {
+                        self.lease_ran_out(reader, lease, (last, stamp), source, context);
+                        self.lease.restart(stamp.received.moment(), stamp.slack(), watched, None);
+                    }
                     self.update_gone_holder(clients);
                     self.judge(stamp, source, context, effects);
                 }

@@ -10,8 +10,8 @@ use super::{Effect, Hold, Record};
 use crate::clock::{SteadyMillis, Time};
 use crate::model::contention::Count;
 use crate::model::types::{
-    ArchiveEntry, Certainty, EndCause, Ending, HolderField, LockEvent, PastHold, Since, Source,
-    Stamp,
+    ArchiveEntry, Certainty, EndCause, Ending, HolderField, LockEvent, Marker, PastHold, Since,
+    Source, Stamp,
 };
 
 /// The time within which two sources report the same release.
@@ -80,8 +80,17 @@ impl Record {
             let reads_for = |writer: &Hold| hold.id.is_read_side_of(&writer.id);
             ended == Ending::Released && hold.id.looks_like_agent() && known.iter().any(reads_for)
         };
+        // A reader whose lease has run out stays in the hash until the others have left.
+        let ran_out = |hold: &Hold| {
+            let is_gone = |hold: &Hold| hold.marker == Some(Marker::Missing);
+            is_gone(hold) && !known.iter().all(is_gone)
+        };
         for hold in known.iter().filter(|hold| !may_go_on(hold)) {
-            let what = release_event(self.field_of(hold.id), ended);
+            let holder = self.field_of(hold.id);
+            let what = match ran_out(hold) {
+                true => LockEvent::Vanished(holder, EndCause::Expired),
+                false => release_event(holder, ended),
+            };
             self.end_with(*hold, at, source, what, effects);
         }
         if known.iter().any(may_go_on) {

@@ -163,6 +163,47 @@ fn a_lock_of_readers_that_are_gone_is_an_orphan_until_one_of_them_is_back() {
 }
 
 #[test]
+fn a_renewed_reader_whose_lease_runs_out_next_to_others_has_lost_the_lock() {
+    for renews in [true, false] {
+        let mut model = model();
+        for ms in (0..=100_000).step_by(2_000) {
+            let left = match (renews, ms) {
+                (true, ..60_000) => renewed_ttl(ms).unwrap(),
+                _ => 90_000_u64.saturating_sub(ms),
+            };
+            let first = match left {
+                0 => Marker::Missing,
+                left => Marker::Expires(Duration::from_millis(left)),
+            };
+            let ttl = renewed_ttl(ms + 6_000).map(Duration::from_millis);
+            let holders = [1, 2].map(|n| Holder { id: holder(n), count: 1 }).to_vec();
+            let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+            let markers = vec![(holder(1), first), (holder(2), Marker::Expires(ttl.unwrap()))];
+            let companions = Companions { markers, ..Companions::default() };
+            read(&mut model, "a", ms, Reading::Lock { hash, ttl, companions });
+        }
+        let lost = if renews { vec![(ProblemKind::Expired, SUSPECTED)] } else { Vec::new() };
+        let view = shown(&mut model, "a").unwrap();
+        assert_eq!(problems(&view), lost);
+        if let Some(found) = view.problems.first() {
+            let text = &found.evidence[0].text;
+            assert!(text.starts_with(&holder(1).to_string()) && text.contains("marker"), "{text}");
+        }
+        assert!(view.holders[0].zombie);
+        // The other one is the last to leave.
+        release(&mut model, "a", 101_000);
+        read(&mut model, "a", 101_010, absent());
+        let view = shown(&mut model, "a").unwrap();
+        let ended = |n: u8| {
+            let id = holder(n).to_string();
+            view.history.past.iter().find(|past| *past.id == id).unwrap().ended
+        };
+        assert_eq!((ended(1), ended(2)), (Some("ran_out"), Some("released")));
+        assert_eq!(problems(&view), lost);
+    }
+}
+
+#[test]
 fn an_agents_writer_that_goes_on_reading_keeps_its_read_hold() {
     let grant =
         |n: i64| HolderId::new(ClientId::from_random([1; 16]), 1_927_612_615_576_518_676 + n);
