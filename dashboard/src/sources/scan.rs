@@ -316,7 +316,8 @@ impl Scan {
             let keys;
             (cursor, keys) = page(pacer, scan).await?;
             pacer.spend(count);
-            for name in keys.iter().filter_map(|key| self.lock_of_companion(key)) {
+            let is_known = |name: &LockName| self.is_known(name);
+            for name in keys.iter().filter_map(|key| lock_of_companion(key, is_known)) {
                 if !self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes())) {
                     self.model.observe(self.scope.id, Observation::CompanionKey { name }).await;
                 }
@@ -325,12 +326,6 @@ impl Scan {
                 return Ok(());
             }
         }
-    }
-
-    /// Returns the lock to which a companion belongs. Of two possible ones, this is the known one.
-    fn lock_of_companion(&self, key: &[u8]) -> Option<LockName> {
-        let names = locks_of_companion(key);
-        names.iter().find(|name| self.is_known(name)).or_else(|| names.first()).cloned()
     }
 }
 
@@ -364,6 +359,14 @@ impl ScanState {
 
 fn is_possible(lock: &LockView) -> bool {
     !lock.confirmed && lock.is_held()
+}
+
+/// Returns the lock that a companion proves. Of two possible ones, this is the known one. A token proves no other, since it
+/// outlives its lock for good.
+fn lock_of_companion(key: &[u8], is_known: impl Fn(&LockName) -> bool) -> Option<LockName> {
+    let names = locks_of_companion(key);
+    let likely = names.first().filter(|_| !key.starts_with(keys::TOKEN));
+    names.iter().find(|name| is_known(name)).or(likely).cloned()
 }
 
 /// Returns the locks to which a queue, deadlines or a token may belong, most likely first, or none if the key is none
@@ -441,6 +444,23 @@ mod tests {
         ] {
             assert_eq!(pause(took, keys, secs(60)), expected, "{took:?} for {keys} keys");
         }
+    }
+
+    #[test]
+    fn a_token_proves_a_known_lock_only() {
+        let name = |text: &str| LockName::new(text.as_bytes()).unwrap();
+        let proves = |key: &str, known: &str| {
+            lock_of_companion(key.as_bytes(), |lock| *lock == name(known))
+                .map(|lock| lock.to_string())
+        };
+        for prefix in ["redisson_lock_queue:", "redisson_lock_timeout:", "redisson_lock_token:"] {
+            let key = format!("{prefix}{{orders}}");
+            assert_eq!(proves(&key, "orders").as_deref(), Some("orders"), "{key}");
+            assert_eq!(proves(&key, "{orders}").as_deref(), Some("{orders}"), "{key}");
+            let free = proves(&key, "other");
+            assert_eq!(free.is_none(), prefix.contains("token"), "{key}: {free:?}");
+        }
+        assert_eq!(proves("orders", "orders"), None);
     }
 
     #[test]
