@@ -11,6 +11,8 @@ use super::deadlines::{Deadlines, Due, Locks, Queue};
 
 /// The most urgent reads in the queue. Further ones are left to their deadlines and the scan.
 const MAX_URGENT: usize = 10_000;
+/// The most requested reads in the queue.
+const MAX_REQUESTED: usize = 1_000;
 /// The interval at which a lock on an open page is read.
 const VIEWED_INTERVAL: Duration = Duration::from_secs(1);
 /// The least time between two reads of a lock on an open page. Otherwise, a lock that constantly changes hands would be
@@ -161,13 +163,16 @@ impl Schedule {
     }
 
     /// Moves a lock, known or not, whose reading was requested before all others, and reads it as often as one on an
-    /// open page. Returns false if too many are urgent already.
+    /// open page. Returns false if too many are requested already.
     pub fn request(&mut self, name: &LockName) -> bool {
-        let taken = self.prioritize(name);
-        if taken {
-            self.is_requested.insert(name.clone());
+        if self.is_requested.len() >= MAX_REQUESTED {
+            return self.is_requested.contains(name);
         }
-        taken
+        if self.is_urgent.insert(name.clone()) {
+            self.urgent.push_front(name.clone());
+        }
+        self.is_requested.insert(name.clone());
+        true
     }
 
     /// Sets the locks that open pages show.
@@ -482,6 +487,17 @@ mod tests {
         assert!(reads.schedule.recent.is_empty() && reads.schedule.recent_order.is_empty());
         let waiting = (0..MAX_URGENT + 10).filter(|i| reads.schedule.prioritize(&name(*i))).count();
         assert_eq!(waiting, MAX_URGENT);
+    }
+
+    #[test]
+    fn a_requested_lock_precedes_any_number_of_urgent_ones() {
+        let mut reads = Reads::new(1000, at(0));
+        (0..MAX_URGENT).for_each(|i| assert!(reads.schedule.prioritize(&name(i))));
+        let requested = name(MAX_URGENT);
+        assert!(reads.schedule.request(&requested) && reads.schedule.request(&requested));
+        assert_eq!(reads.take(at(1_000), 10, None)[0], requested);
+        let taken = (0..2 * MAX_REQUESTED).filter(|i| reads.schedule.request(&name(*i))).count();
+        assert_eq!(taken, MAX_REQUESTED);
     }
 
     #[test]
