@@ -394,6 +394,12 @@ impl Record {
         if self.reading_since(at).is_some() || self.is_released() || !self.is_held() {
             return;
         }
+        // The reading may show the next hold already, since a notification arrives later than the event.
+        let lasts = |end: Moment| end > at.moment() + RUN_OUT;
+        let is_new = |hold: &Hold| at.moment().since(hold.first) <= EXACT;
+        if self.end_of_ttl(self.stamp).is_none_or(lasts) && self.holds.iter().all(is_new) {
+            return;
+        }
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
         for hold in std::mem::take(&mut self.holds) {
             self.record_orphaned_reader(hold);

@@ -253,3 +253,19 @@ fn an_expired_key_ends_its_hold_as_expired() {
     model.observe(MAIN, Observation::KeyChanged { name, expired: true, at });
     assert!(shown(&mut model, "session").is_none());
 }
+
+#[test]
+fn a_late_notification_of_an_expiry_does_not_end_the_next_hold() {
+    let mut model = model();
+    let expire = |model: &mut Model, ms| {
+        let (name, at) = (name("a"), time(ms));
+        model.observe(MAIN, Observation::KeyChanged { name, expired: true, at });
+        let view = shown(model, "a").unwrap();
+        (view.is_held(), view.history.past.iter().map(|past| past.ended).collect::<Vec<_>>())
+    };
+    read(&mut model, "a", 0, held(1, 1, Some(1_000)));
+    read(&mut model, "a", 1_020, held(2, 1, Some(30_000)));
+    assert_eq!(expire(&mut model, 1_030), (true, vec![Some("ran_out")]));
+    // Its own lease may end sooner than was last read, if the server's clock was set.
+    assert_eq!(expire(&mut model, 5_000), (false, vec![Some("ran_out"); 2]));
+}
