@@ -274,8 +274,8 @@ impl Model {
         }
     }
 
-    /// Returns the known deadlock of a lock if nothing shows that it has ended: some of its locks cannot be read now, and
-    /// each of the others is among the current waits as before.
+    /// Returns the known deadlock of a lock if nothing shows that it has ended: each of its waits is among the current ones, is
+    /// for a lock that cannot be read now, or was shown by MONITOR, which has not shown everything since.
     fn lasting_cycle(&self, lock: &(usize, LockName), waits: &[Wait]) -> Option<Arc<Cycle>> {
         let cycle = self.scopes[lock.0].locks.get(&lock.1)?.record.cycle()?;
         let is_readable = |wait: &&Wait| {
@@ -283,16 +283,26 @@ impl Model {
             self.scopes[self.home(ScopeId(*scope), name).0].is_readable()
         };
         let (read, unread): (Vec<&Wait>, Vec<&Wait>) = cycle.waits.iter().partition(is_readable);
-        let lasts = |wait: &&Wait| waits.iter().any(|now| now.is_same(wait));
+        let is_seen = |wait: &&Wait| waits.iter().any(|now| now.is_same(wait));
         let is_known = |wait: &&Wait| self.scopes[wait.lock.0].locks.contains(&wait.lock.1);
-        let may_last = !unread.is_empty()
+        let may_last = !cycle.waits.iter().all(|wait| is_seen(&wait))
             && !cycle.is_limited()
             && unread.iter().all(is_known)
-            && read.iter().all(lasts);
-        may_last.then(|| match cycle.unread {
+            && read.iter().all(|wait| is_seen(wait) || self.may_last_unseen(wait));
+        let is_unread = !unread.is_empty();
+        may_last.then(|| match cycle.unread == is_unread {
             true => Arc::clone(cycle),
-            false => Arc::new(Cycle { unread: true, ..Cycle::clone(cycle) }),
+            false => Arc::new(Cycle { unread: is_unread, ..Cycle::clone(cycle) }),
         })
+    }
+
+    /// Returns whether a wait that only MONITOR has shown may go on: MONITOR has paused since, and the same hold still has
+    /// waiters.
+    fn may_last_unseen(&self, wait: &Wait) -> bool {
+        let scope = &self.scopes[wait.lock.0];
+        let paused = scope.monitored_since.is_none_or(|since| since > wait.confirmed);
+        let entry = scope.locks.get(&wait.lock.1).filter(|_| paused && wait.doubted_for.is_some());
+        entry.is_some_and(|entry| entry.record.still_blocks(wait))
     }
 }
 

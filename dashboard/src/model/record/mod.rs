@@ -433,6 +433,13 @@ impl Record {
         })
     }
 
+    /// Returns whether the hold that a known wait is for goes on, and still has waiters.
+    #[must_use]
+    pub fn still_blocks(&self, wait: &Wait) -> bool {
+        let same = |hold: &Hold| (hold.id, hold.from) == (wait.holder, wait.held_from);
+        self.is_awaited() && !self.is_released() && self.holds.iter().any(same)
+    }
+
     /// Restores the state of an earlier run of this program, as of now.
     pub fn restore(&mut self, restored: RestoredLock, now: Time) {
         let expired = restored.expired(now);
@@ -635,6 +642,10 @@ impl Record {
             _ => false,
         };
         if same {
+            // The waits have been seen again.
+            if let Some(cold) = &mut self.cold {
+                cold.cycle = cycle;
+            }
             return;
         }
         self.cold().cycle = cycle;

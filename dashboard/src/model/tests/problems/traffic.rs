@@ -476,3 +476,51 @@ fn a_bare_command_does_not_prove_that_a_hash_is_a_lock() {
     traffic(&mut model, 13_000, vec![event("cart", 7, monitor::Action::Refused)]);
     assert_eq!(counter(14_000, &mut model), (true, vec![(ProblemKind::Leaked, CERTAIN)]));
 }
+
+#[test]
+fn a_deadlock_lasts_while_monitor_pauses_until_a_hold_or_the_listening_ends() {
+    use monitor::Action::{LeftQueue, Refused};
+    let send = |model: &mut Model, ms, lock, by: u8, what| {
+        let event = monitor::Event { holder: Some(holder(by)), ..event(lock, 52, what) };
+        traffic(model, ms, vec![event]);
+    };
+    let goes_on = |model: &mut Model, ms, holder_of_b: u8, counts: [u64; 2]| {
+        read(model, "a", ms, held(1, 1, Some(30_000)));
+        read(model, "b", ms, held(holder_of_b, 1, Some(30_000)));
+        let counts = vec![(name("a"), counts[0].into()), (name("b"), counts[1].into())];
+        model.observe(MAIN, Observation::Subscribers { counts, at: time(ms + 10) });
+        model.tick(at(ms + 20));
+        let found = ["a", "b"].map(|lock| problems(&shown(model, lock).unwrap()));
+        assert_eq!(found[0], found[1]);
+        found[0].clone()
+    };
+    let wait = |model: &mut Model, ms: u64| {
+        for (lock, by) in [("a", 2), ("b", 1)] {
+            (0..2_u64).for_each(|i| send(model, ms + i, lock, by, Refused));
+        }
+    };
+    let deadlock = vec![(ProblemKind::Deadlock, CERTAIN)];
+    let paused = || {
+        let mut model = model();
+        model.observe(MAIN, Observation::MonitorActive { on: true });
+        goes_on(&mut model, 0, 2, [0, 0]);
+        wait(&mut model, 1_000);
+        assert_eq!(goes_on(&mut model, 1_500, 2, [1, 1]), deadlock);
+        model.observe(MAIN, Observation::MonitorActive { on: false });
+        for ms in [2_000, 10_000] {
+            assert_eq!(goes_on(&mut model, ms, 2, [2, 1]), deadlock, "at {ms}");
+        }
+        model
+    };
+    assert_eq!(goes_on(&mut paused(), 11_000, 2, [2, 0]), [], "nobody listens for one of them");
+    let mut model = paused();
+    release(&mut model, "b", 10_500);
+    assert_eq!(goes_on(&mut model, 11_000, 3, [2, 1]), [], "another thread holds it");
+    let mut model = paused();
+    model.observe(MAIN, Observation::MonitorActive { on: true });
+    assert_eq!(goes_on(&mut model, 11_000, 2, [2, 1]), deadlock, "no attempt was due");
+    wait(&mut model, 12_000);
+    assert_eq!(goes_on(&mut model, 12_500, 2, [2, 1]), deadlock);
+    send(&mut model, 13_000, "a", 2, LeftQueue);
+    assert_eq!(goes_on(&mut model, 13_500, 2, [1, 1]), [], "its waiter has stopped");
+}
