@@ -345,9 +345,15 @@ impl Waiting {
         self.waiters().count() != before
     }
 
-    /// Adds a waiter in its place by the beginning of its wait. If there are too many, the shortest wait is left out.
-    /// Returns true if anything changed.
+    /// Adds a waiter in its place by the beginning of its wait. If there are too many, the oldest single attempt makes room, else
+    /// the shortest wait is left out. Returns true if anything changed.
     fn add(&mut self, waiter: Waiter) -> bool {
+        let tried_once = |known: &Waiter| known.source == Source::Monitor && !known.present;
+        if self.waiters.len() >= MAX_WAITERS
+            && let Some(oldest) = self.waiters.iter().position(tried_once)
+        {
+            self.waiters.remove(oldest);
+        }
         let place = self.waiters.partition_point(|known| known.from <= waiter.from);
         if place >= MAX_WAITERS {
             return false;
@@ -502,6 +508,25 @@ mod tests {
         assert_eq!(waiting.waiters().next().unwrap().id, id(0));
         assert!(!waiting.read_queue(stamp(2), None, 1, Some(&queue(&entries))));
         assert_eq!(waiting.waiters().count(), MAX_WAITERS);
+    }
+
+    #[test]
+    fn single_attempts_leave_room_for_waiters() {
+        let mut waiting = Waiting::default();
+        let most = MAX_WAITERS as i64;
+        for thread in 0..2 * most {
+            waiting.attempt(id(thread), Time::of_test(1_000, 0), true, None);
+        }
+        waiting.read_queue(stamp(2_000), None, 2_000, Some(&queue(&[(-1, 9_000)])));
+        for ms in [3_000, 3_001] {
+            waiting.attempt(id(2 * most), Time::of_test(ms, 0), true, None);
+        }
+        let threads: Vec<i64> = waiting.waiters().map(|waiter| waiter.id.thread).collect();
+        assert_eq!((threads, waiting.waiters.len()), (vec![-1, 2 * most], MAX_WAITERS));
+        let entries: Vec<_> = (0..most).map(|thread| (thread, 9_000)).collect();
+        waiting.read_queue(stamp(4_000), None, 4_000, Some(&queue(&entries)));
+        assert!(!waiting.attempt(id(-7), Time::of_test(5_000, 0), true, None));
+        assert_eq!(waiting.waiters.len(), MAX_WAITERS);
     }
 
     #[test]
