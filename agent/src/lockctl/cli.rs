@@ -224,9 +224,9 @@ pub(crate) const EXIT_HELP_START: &str = "Exit status: ";
 const EXIT_HELP: &str = "\
 Exit status: that of the command, 128+n if signal n ended it, 126 if it cannot be run and 127 if it does not exist, as \
 in a shell; 75 if the lock could not be acquired in time, 76 if it was lost while the command ran, 69 if there is no \
-agent, it cannot reach Redis or too few replicas confirm the lock, 64 for bad usage, 77 if the agent's policy denies the \
-lock or its socket the user, 65 if the lock can never be acquired this way, 71 if the system refuses a process or an open \
-file.";
+agent, it cannot reach Redis, one of its limits is reached or too few replicas confirm the lock, 64 for bad usage, 77 if \
+the agent's policy denies the lock or its socket the user, 65 if the lock can never be acquired this way, 71 if the \
+system refuses a process or an open file.";
 
 /// The arguments of the process that becomes the command
 #[derive(Debug, Parser)]

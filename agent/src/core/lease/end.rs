@@ -28,7 +28,7 @@ impl Core {
         let update = hold.update.and_then(|id| self.take_update(id));
         let state = self.locks.get(&hold.name).filter(|_| hold.early);
         let hand_over = state.and_then(|state| state.early);
-        if let Some(asked) = update.or(hold.extend.map(|extend| *extend)) {
+        if let Some(asked) = update.or_else(|| hold.extend.map(|extend| *extend)) {
             // There is no hold left to change. A pending update would extend in Redis what is about to be released
             // there.
             self.on_update_failed(&asked);
