@@ -25,6 +25,9 @@ use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
 use crate::views::{Chrome, VisitorView, denied_page};
 
+/// The time limit until a response begins. Streams may last longer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
 /// Returns true for paths that need no authentication: the login, and what every page loads.
 fn is_open(path: &str) -> bool {
     path == "/login" || is_asset(path)
@@ -88,7 +91,8 @@ pub async fn check_visitor(
         Err(Refusal::Unknown) => unknown(&access, &request),
         Err(Refusal::Limited) => {
             let why = "too many unknown tokens from this address: try again in a minute";
-            page_or_json(&request, ApiError::new(StatusCode::TOO_MANY_REQUESTS, why))
+            let limited = ApiError::new(StatusCode::TOO_MANY_REQUESTS, why);
+            page_or_json(is_for_browser(&request), limited)
         }
     }
 }
@@ -116,15 +120,36 @@ fn ending_with(stay: Stay, response: Response) -> Response {
 
 fn denied(request: &Request, why: &str) -> Response {
     tracing::info!(path = request.uri().path(), why, "visitor rejected");
-    page_or_json(request, ApiError::new(StatusCode::FORBIDDEN, why))
+    page_or_json(is_for_browser(request), ApiError::new(StatusCode::FORBIDDEN, why))
+}
+
+/// Middleware that answers within [`ANSWER_WITHIN`]. A change that takes longer goes on if its handler has handed it to
+/// another task.
+pub async fn answer_in_time(request: Request, next: Next) -> Response {
+    let (for_browser, is_read) = (is_for_browser(&request), is_read(&request));
+    let answer = tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await;
+    answer.unwrap_or_else(|_| {
+        let late = if is_read {
+            let why = "there was no answer within 5 s: try again later";
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)
+        } else {
+            let why = "there was no answer within 5 s: it may have been done, and may yet be";
+            ApiError::new(StatusCode::GATEWAY_TIMEOUT, why)
+        };
+        page_or_json(for_browser, late)
+    })
+}
+
+fn is_for_browser(request: &Request) -> bool {
+    !request.uri().path().starts_with("/api/") && accepts_html(request.headers())
 }
 
 /// Returns the reason as a page for browsers, or as JSON for other programs.
-fn page_or_json(request: &Request, problem: ApiError) -> Response {
-    if request.uri().path().starts_with("/api/") || !accepts_html(request.headers()) {
+fn page_or_json(for_browser: bool, problem: ApiError) -> Response {
+    if !for_browser {
         return problem.into_response();
     }
-    let is_busy = problem.status == StatusCode::TOO_MANY_REQUESTS;
+    let is_busy = !matches!(problem.status, StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED);
     rendered(problem.status, denied_page(is_busy, &problem.detail))
 }
 
@@ -136,7 +161,8 @@ fn is_read(request: &Request) -> bool {
 fn unknown(access: &Access, request: &Request) -> Response {
     if access.tokens.is_none() {
         let why = "authentication required: connect through the configured proxy";
-        return page_or_json(request, ApiError::new(StatusCode::UNAUTHORIZED, why));
+        let unknown = ApiError::new(StatusCode::UNAUTHORIZED, why);
+        return page_or_json(is_for_browser(request), unknown);
     }
     if accepts_html(request.headers()) && *request.method() == Method::GET {
         let back = request.uri().path_and_query().map_or("/", |path| path.as_str());

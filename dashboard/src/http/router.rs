@@ -1,11 +1,10 @@
 //! The routes, and the common parts of every answer.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, FromRef, Request};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
@@ -16,7 +15,6 @@ use service_kit::http::{
 use tokio_util::sync::CancellationToken;
 use tower_http::CompressionLevel;
 use tower_http::compression::CompressionLayer;
-use tower_http::timeout::TimeoutLayer;
 
 use super::actions::{self, acknowledge, incident, incident_api, login, release, watch};
 use super::app::App;
@@ -29,9 +27,6 @@ use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
-
-/// The time limit until a response begins. Streams may last longer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// The largest form, bytes.
 const MAX_FORM: usize = 16 << 10;
@@ -137,7 +132,7 @@ pub fn router(
         // The compression skips streams by their type, since they have a separate one.
         .layer(CompressionLayer::new().quality(CompressionLevel::Fastest))
         .merge(health(stop))
-        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER_WITHIN))
+        .layer(from_fn(guard::answer_in_time))
         .layer(from_fn_with_state(hosts, check_host))
         .layer(from_fn(with_headers))
         .layer(from_fn_with_state(requests, measure))

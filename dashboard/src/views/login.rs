@@ -25,14 +25,17 @@ pub fn login_page(page: &LoginPage) -> Result<String, askama::Error> {
 struct DeniedTemplate<'a> {
     heading: &'a str,
     message: String,
+    is_busy: bool,
     assets: &'static assets::Addresses,
 }
 
-/// Renders the page for a visitor who is not let in, for this reason. Unlike other pages it shows nothing of the locks.
+/// Renders the page for a visitor who is not let in, or not answered if `is_busy`, for this reason. Unlike other pages it
+/// shows nothing of the locks.
 ///
 /// # Errors
 /// If the template fails, which is a bug.
 pub fn denied_page(is_busy: bool, reason: &str) -> Result<String, askama::Error> {
     let heading = if is_busy { "Too busy just now" } else { "No access" };
-    DeniedTemplate { heading, message: sentence(reason), assets: &assets::ADDRESSES }.render()
+    DeniedTemplate { heading, message: sentence(reason), is_busy, assets: &assets::ADDRESSES }
+        .render()
 }

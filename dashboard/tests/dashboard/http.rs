@@ -71,6 +71,29 @@ async fn every_answer_is_guarded() {
 }
 
 #[tokio::test]
+async fn a_change_that_takes_too_long_may_have_been_made() {
+    let dashboard = Dashboard::start(NO_REDIS).await;
+    // The body never arrives.
+    let change = async |path: &str, kind: &str, accept: &str| {
+        let headers = [
+            ("Sec-Fetch-Site", "same-origin"),
+            ("Content-Type", kind),
+            ("Content-Length", "9"),
+            ("Accept", accept),
+        ];
+        let answer = request(dashboard.address, "POST", path, &headers).await;
+        assert_eq!(answer.status, 504, "{path}: {answer:?}");
+        assert!(answer.body.contains("may have been done"), "{path}: {answer:?}");
+        answer.header("content-type").unwrap_or_default().to_owned()
+    };
+    let (api, page) = tokio::join!(
+        change("/api/v1/acknowledge?name=a", "application/json", "*/*"),
+        change("/acknowledge?name=a", "application/x-www-form-urlencoded", "text/html"),
+    );
+    assert_eq!((&*api, &*page), ("application/problem+json", "text/html; charset=utf-8"));
+}
+
+#[tokio::test]
 async fn strangers_names_are_refused() {
     let dashboard =
         Dashboard::with(&["--redis-url", NO_REDIS, "--public-url", "https://locks.example.com"])

@@ -27,7 +27,8 @@ use crate::sources::view::SourceState;
         license(name = ""),
         description = "Redisson-compatible locks in Redis, and their holders. Instants are RFC 3339 in UTC by the dashboard's clock. \
             If the dashboard requires authentication each request carries `Authorization: Bearer <token>`; without one the \
-            response is 401. Every error response is in the format of RFC 9457 (`application/problem+json`).",
+            response is 401. Every error response is in the format of RFC 9457 (`application/problem+json`), except to requests \
+            that are not valid HTTP or name an unknown host in `Host`.",
     ),
     paths(
         acknowledge::from_api,
@@ -58,8 +59,9 @@ struct Description;
 /// Returns the derived description, with the rules that apply to all operations.
 fn description() -> Value {
     let mut api = json!(Description::openapi());
-    for operation in operations(&mut api) {
+    for (method, operation) in operations(&mut api) {
         parameters_are_never_null(operation);
+        any_may_be_refused(method, operation);
         errors_are_problems(operation);
     }
     for list in [
@@ -81,9 +83,10 @@ fn description() -> Value {
     api
 }
 
-fn operations(api: &mut Value) -> impl Iterator<Item = &mut Value> {
+/// Returns the operations, each with its method.
+fn operations(api: &mut Value) -> impl Iterator<Item = (&String, &mut Value)> {
     let paths = api["paths"].as_object_mut().into_iter().flat_map(|paths| paths.values_mut());
-    paths.filter_map(Value::as_object_mut).flat_map(|operations| operations.values_mut())
+    paths.filter_map(Value::as_object_mut).flatten()
 }
 
 /// Describes optional parameters as omitted rather than null.
@@ -97,7 +100,8 @@ fn parameters_are_never_null(operation: &mut Value) {
     }
 }
 
-fn errors_are_problems(operation: &mut Value) {
+/// Describes the errors that precede every handler, and the time limit.
+fn any_may_be_refused(method: &str, operation: &mut Value) {
     let Some(responses) = operation["responses"].as_object_mut() else { return };
     for (status, description) in [
         ("401", "Authentication required: send `Authorization: Bearer <token>`."),
@@ -105,6 +109,23 @@ fn errors_are_problems(operation: &mut Value) {
     ] {
         responses.entry(status).or_insert_with(|| json!({"description": description}));
     }
+    let late = if method == "get" {
+        ("503", "There was no answer within 5 s.")
+    } else {
+        ("504", "There was no answer within 5 s: it may have been done, and may yet be.")
+    };
+    for (status, sentence) in [("429", "Too many unknown tokens came from the address."), late] {
+        let response = responses.entry(status).or_insert_with(|| json!({"description": ""}));
+        let own = response["description"].as_str().unwrap_or_default();
+        response["description"] = match own {
+            "" => sentence.into(),
+            own => format!("{own} Or: {sentence}").into(),
+        };
+    }
+}
+
+fn errors_are_problems(operation: &mut Value) {
+    let Some(responses) = operation["responses"].as_object_mut() else { return };
     for (_, response) in responses.iter_mut().filter(|(status, _)| status.as_str() >= "400") {
         let problem = json!({"schema": {"$ref": "#/components/schemas/Problem"}});
         response["content"] = json!({"application/problem+json": problem});
@@ -184,6 +205,17 @@ fn the_stored_description_is_that_of_the_handlers_and_types() {
         return;
     }
     assert!(text == JSON, "docs/reference/openapi.json is outdated: run `make openapi`");
+}
+
+#[test]
+fn every_operation_has_the_errors_of_the_login_and_the_time_limit() {
+    let mut api = description();
+    for (method, operation) in operations(&mut api) {
+        let late = if method == "get" { "503" } else { "504" };
+        for status in ["401", "403", "429", late] {
+            assert!(operation["responses"][status].is_object(), "{method} {operation}: {status}");
+        }
+    }
 }
 
 #[test]
