@@ -517,6 +517,14 @@ async fn a_key_that_is_no_lock_cannot_be_released() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_cannot_be_read_is_no_free_lock() {
+    let dashboard = with_release("redis://127.0.0.1:1", &[]).await;
+    let answer = dashboard.get("/api/v1/release?name=a").await;
+    assert_eq!(answer.status, 503, "{answer:?}");
+    assert!(answer.body.contains("cannot be read"), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_only_its_form_shows_needs_one_more_confirmation() {
     let server = RedisServer::start();
     let mut redis = server.connect();

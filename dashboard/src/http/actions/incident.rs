@@ -179,7 +179,7 @@ pub(super) async fn offer(
             return Err((id, error.detail));
         }
         let holder = lock.holders.first().map(|holder| &*holder.id);
-        let offer = read_offer(app, &id).await;
+        let offer = read_offer(app, &id).await.map_err(|error| error.detail);
         match offer.and_then(|offer| Ok((choices(&offer, holder)?, offer))) {
             Ok((choices, _)) if choices.is_empty() => Err((id, NOTHING_TO_RELEASE.to_owned())),
             Ok((choices, offer)) => Ok((offer.into(), choices)),

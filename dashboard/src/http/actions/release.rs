@@ -9,6 +9,7 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{ConnectInfo, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use redisson::Moment;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -72,10 +73,23 @@ fn requested<'a>(
     }
 }
 
-/// Reads a lock and offers the targets that can be released, or returns a sentence that says why there are none.
-pub(super) async fn read_offer(app: &App, id: &LockId) -> Result<Offer, String> {
+/// Reads a lock and offers the targets that can be released.
+///
+/// # Errors
+/// If the lock cannot be read, or nothing of it can be released. The detail is a sentence.
+pub(super) async fn read_offer(app: &App, id: &LockId) -> Result<Offer, ApiError> {
     let asked = now();
-    let ReadingReply { read_at, reading } = app.read_now(id).await?;
+    let read = app.read_now(id).await;
+    let read = read.map_err(|why| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why))?;
+    offer_of(app, id, asked, read).map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why))
+}
+
+fn offer_of(
+    app: &App,
+    id: &LockId,
+    asked: Moment,
+    ReadingReply { read_at, reading }: ReadingReply,
+) -> Result<Offer, String> {
     if let Reading::Other(what) = &reading {
         return Err(format!("There is a key of this name, but it is not a lock: it is {what}."));
     }
@@ -106,9 +120,9 @@ async fn ask(
             let (seen, offer) = releases.offer(offer, page.visitor.shared_name());
             ReleaseStep::Ask { offer, seen, mistake, target, reason }
         }
-        (Err(why), None) => ReleaseStep::Nothing(why),
-        (Err(why), Some(mistake)) => {
-            ReleaseStep::Nothing(format!("Nothing was done: {mistake}. {why}"))
+        (Err(error), None) => ReleaseStep::Nothing(error.detail),
+        (Err(error), Some(mistake)) => {
+            ReleaseStep::Nothing(format!("Nothing was done: {mistake}. {}", error.detail))
         }
     }
 }
@@ -201,6 +215,7 @@ pub(in crate::http) struct OfferJson {
         (status = 400, description = "A parameter is missing or wrong, or both name and name64 are given."),
         (status = 403, description = "The visitor lacks the right, or the dashboard runs without --allow-release."),
         (status = 404, description = "There is nothing to release."),
+        (status = 503, description = "The lock cannot be read."),
     ),
 )]
 pub(in crate::http) async fn look(
@@ -209,8 +224,7 @@ pub(in crate::http) async fn look(
     params: Params<LockParams>,
 ) -> Result<Json<OfferJson>, ApiError> {
     let (releases, id) = allowed(&app, &visitor, params)?;
-    let offer = read_offer(&app, &id).await;
-    let offer = offer.map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why))?;
+    let offer = read_offer(&app, &id).await?;
     let valid_until = SteadyMillis::now().plus(millis(VALID));
     let (seen, offer) = releases.offer(offer, visitor.shared_name());
     Ok(Json(OfferJson {
