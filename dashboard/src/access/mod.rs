@@ -9,6 +9,7 @@ pub mod attempts;
 pub mod csrf;
 pub mod logins;
 pub mod proxy;
+pub mod rejections;
 pub mod rights;
 pub mod shares;
 mod text_file;
@@ -26,6 +27,7 @@ use attempts::Attempts;
 use csrf::{CsrfKey, CsrfToken, LoginNonce};
 use logins::Logins;
 use proxy::Proxy;
+use rejections::Rejections;
 use rights::{Right, Rights};
 use token_file::TokenFile;
 use tokens::Token;
@@ -86,6 +88,7 @@ pub struct Access {
     pub tokens: Option<TokenFile>,
     pub logins: Logins,
     pub attempts: Attempts,
+    pub rejections: Rejections,
     /// Trusted proxies.
     pub proxy: Option<Proxy>,
     /// True if browsers may send cookies over TLS only.

@@ -17,6 +17,7 @@ use crate::access::attempts::Attempts;
 use crate::access::csrf::CsrfKey;
 use crate::access::logins::Logins;
 use crate::access::proxy::{Principal, Proxy, Rule};
+use crate::access::rejections::Rejections;
 use crate::access::rights::Rights;
 use crate::access::token_file::TokenFile;
 
@@ -55,6 +56,7 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
         proxy,
         logins: Logins::default(),
         attempts: Attempts::default(),
+        rejections: Rejections::default(),
         secure_cookies: tls.is_some() || public_tls,
         public_origin,
         csrf_key: CsrfKey::default(),

@@ -1,6 +1,6 @@
 //! Authentication of requests, and protection against requests that other sites forge.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,9 @@ use crate::views::{Chrome, VisitorView, denied_page};
 
 /// The time limit until a response begins. Streams may last longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// The most characters of a path in the log.
+const LOGGED_PATH: usize = 200;
 
 /// Returns true for paths that need no authentication: the login, and what every page loads.
 fn is_open(path: &str) -> bool {
@@ -86,8 +89,11 @@ pub async fn check_visitor(
         Err(Refusal::Denied(_)) if is_asset(request.uri().path()) && is_read(&request) => {
             next.run(request).await
         }
-        Ok(_) => denied(&request, "access denied: you lack the right `look`"),
-        Err(Refusal::Denied(why)) => denied(&request, &why),
+        Ok(visitor) => {
+            let why = "access denied: you lack the right `look`";
+            denied(&access, &request, (client, visitor.name.as_deref()), why)
+        }
+        Err(Refusal::Denied(why)) => denied(&access, &request, (client, None), &why),
         Err(Refusal::Unknown) => unknown(&access, &request),
         Err(Refusal::Limited) => {
             let why = "too many unknown tokens from this address: try again in a minute";
@@ -118,8 +124,17 @@ fn ending_with(stay: Stay, response: Response) -> Response {
     response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(over))))
 }
 
-fn denied(request: &Request, why: &str) -> Response {
-    tracing::info!(path = request.uri().path(), why, "visitor rejected");
+/// Rejects a visitor from this address, with this name if it is known.
+fn denied(
+    access: &Access,
+    request: &Request,
+    (from, name): (IpAddr, Option<&str>),
+    why: &str,
+) -> Response {
+    if let Some(withheld) = access.rejections.count(now_secs()) {
+        let path: String = request.uri().path().chars().take(LOGGED_PATH).collect();
+        tracing::info!(%from, name, path, why, withheld, "visitor rejected");
+    }
     page_or_json(is_for_browser(request), ApiError::new(StatusCode::FORBIDDEN, why))
 }
 

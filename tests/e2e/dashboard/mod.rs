@@ -26,6 +26,7 @@ mod sentinel;
 mod signing;
 mod stream;
 mod trace;
+mod visitors;
 mod watchdog;
 
 use anyhow::{Result, ensure};
