@@ -92,6 +92,14 @@ impl Releases {
         (lock(&self.batches).store(Arc::clone(&batch), shown_to, Instant::now()), batch)
     }
 
+    /// Returns the locks of that batch, none if it is not valid.
+    #[must_use]
+    pub fn offered_in_batch(&self, seen: &str, operator: &Operator) -> Vec<LockId> {
+        let batch = lock(&self.batches).get(seen, operator, Instant::now());
+        let offers = batch.iter().flat_map(|batch| &batch.offers);
+        offers.map(|(offer, _)| offer.id.clone()).collect()
+    }
+
     /// Returns the release that was begun with that batch, and its incident as it was shown.
     #[must_use]
     pub fn begun_batch(&self, seen: &str, operator: &Operator) -> Option<(IncidentRow, Running)> {

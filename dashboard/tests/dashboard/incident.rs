@@ -276,6 +276,40 @@ async fn locks_without_the_right_or_with_several_holders_are_left_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_right_that_ended_after_the_offer_releases_nothing() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let file = NamedTempFile::new().unwrap();
+    let grant = |rights: &str| {
+        std::fs::write(file.path(), format!("{ANNA},anna,{rights}\n")).unwrap();
+    };
+    grant("release");
+    let (url, tokens) = (server.url(), file.path().to_str().unwrap());
+    let flags = ["--redis-url", &url, "--monitor", "off", "--allow-release"];
+    let dashboard = Dashboard::with(&[&flags[..], &["--auth-token-file", tokens]].concat()).await;
+    let bearer = format!("Bearer {ANNA}");
+    let headers = [("Authorization", bearer.as_str())];
+    for name in ["job:1", "other"] {
+        run::<i64>(&mut redis, &["HSET", name, HOLDER, "0"]);
+        run::<i64>(&mut redis, &["PEXPIRE", name, "600000"]);
+    }
+    let client = &HOLDER[..36];
+    let path = format!("/api/v1/incident/release?problem=malformed&key=client%20{client}");
+    let both = |offer: &Value| offer["locks"].as_array().is_some_and(|locks| locks.len() == 2);
+    let offer = dashboard.json_when_with(&path, &headers, both).await;
+    grant("release job:*");
+    let narrowed = |answer: &Value| answer["status"] == 403;
+    dashboard.json_when_with("/api/v1/release?name=other", &headers, narrowed).await;
+    let wish = json!({"seen": offer["seen"], "reason": "they hang", "count": 2, "unproven": true});
+    let refused = post_json(dashboard.address, &path, &headers, &wish).await;
+    assert_eq!(refused.status, 403, "{refused:?}");
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "job:1", "other"]), 2);
+    let metrics = dashboard.get_with("/metrics", &headers).await.body;
+    let once = "lockscope_dashboard_releases_total{outcome=\"rejected\"} 1";
+    assert!(metrics.contains(once), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_too_late_or_beyond_the_limit_is_recorded() {
     let server = RedisServer::start();
     let mut redis = server.connect();

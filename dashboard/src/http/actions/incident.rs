@@ -250,7 +250,12 @@ pub(super) fn requested<'a>(
         return Ok(Requested { releases, incident, release: Ok(running), reason });
     }
     let asked = name.as_ref().ok().cloned();
-    match with_form(releasable(app, visitor, name), form) {
+    let found = with_form(releasable(app, visitor, name), form).and_then(|found| {
+        let ((releases, _), request) = &found;
+        let offered = releases.offered_in_batch(&request.seen, &operator);
+        offered.iter().try_for_each(|id| visitor.needs_for(Right::Release, id)).map(|()| found)
+    });
+    match found {
         Ok(((releases, incident), request)) => {
             let release = releases.release_batch(&incident, &request, &operator);
             Ok(Requested { releases, incident, release, reason: request.reason })
