@@ -68,11 +68,22 @@ fn line(cells: impl IntoIterator<Item = String>) -> String {
     line
 }
 
-/// Returns a cell, quoted if necessary, and with an apostrophe before a text that a spreadsheet would run.
-fn cell(text: &str) -> String {
-    let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']);
-    let text = if formula { format!("'{text}") } else { text.to_owned() };
-    if text.contains(['"', ',', '\n', '\r', '\'', ' ']) {
+/// Returns a cell, quoted if necessary, and with an apostrophe before a text that a spreadsheet would run. In some languages
+/// spreadsheets split a line at semicolons instead, and take a quote within a cell literally.
+fn cell(raw: &str) -> String {
+    let mut text = String::with_capacity(raw.len());
+    if raw.starts_with(['\t', '\r', '\n']) {
+        text.push('\'');
+    }
+    let mut begins = true;
+    for c in raw.chars() {
+        if begins && matches!(c, '=' | '+' | '-' | '@') {
+            text.push('\'');
+        }
+        begins = matches!(c, ';' | '\t' | '\r' | '\n') || begins && c == ' ';
+        text.push(c);
+    }
+    if text.contains(['"', ',', ';', '\t', '\n', '\r', '\'', ' ']) {
         format!("\"{}\"", text.replace('"', "\"\""))
     } else {
         text
@@ -377,7 +388,11 @@ mod tests {
             ("+49", "\"'+49\""),
             ("-1", "\"'-1\""),
             ("@SUM(A1)", "\"'@SUM(A1)\""),
-            ("\t=1", "\"'\t=1\""),
+            ("\t=1", "\"'\t'=1\""),
+            ("x;=1;y", "\"x;'=1;y\""),
+            ("x; @A1", "\"x; '@A1\""),
+            ("a\n-1", "\"a\n'-1\""),
+            ("a-b;c=d", "\"a-b;c=d\""),
             ("a,b", "\"a,b\""),
             ("say \"x\"", "\"say \"\"x\"\"\""),
             ("two\nlines", "\"two\nlines\""),

@@ -7,7 +7,7 @@ use crate::redis_server::{HOLDER, RedisServer, run, take};
 use crate::serving::{Dashboard, encoded, post_json};
 
 /// Names that an attacker with access to Redis, but not to the dashboard, may choose for a lock.
-const NASTY: [&[u8]; 14] = [
+const NASTY: [&[u8]; 16] = [
     b"<script>window.pwned=1</script>",
     b"\"><img src=x onerror=pwned()>",
     b"' onmouseover='pwned()",
@@ -19,6 +19,8 @@ const NASTY: [&[u8]; 14] = [
     b"+1+cmd|' /C calc'!A0",
     b"@SUM(1+1)",
     b"\t=1+1",
+    b"x;=1+1;y",
+    b"x; =cmd|' /C calc'!A0;y",
     "order\u{202e}321\u{2066}\u{200b}\u{feff}".as_bytes(),
     b"\x1b[31mred\x1b]0;title\x07",
     b"raw\xff\xfe\0bytes\r\nX-Evil: yes",
@@ -144,15 +146,18 @@ async fn text_of_other_clients_is_never_html() {
         assert_eq!(answer.header("content-type"), Some("application/json"), "{path}");
         assert!(answer.json().is_object(), "{path}");
     }
-    // No cell of a CSV file is a formula, whatever its first character.
+    // No cell of a CSV file is a formula, whatever its first character, and wherever a spreadsheet splits the lines.
     for list in ["locks", "owners", "problems", "contention", "events"] {
         let answer = dashboard.get(&format!("/api/v1/{list}?format=csv&from=-1h")).await;
         assert_eq!(answer.status, 200, "{list}");
         assert_eq!(answer.header("content-type"), Some("text/csv; charset=utf-8"));
         assert!(answer.header("content-disposition").unwrap().starts_with("attachment"));
-        for cell in cells(&answer.body) {
-            let formula = cell.starts_with(['=', '+', '-', '@', '\t', '\r']);
-            assert!(!formula, "{list}: {cell:?}");
+        for separator in [',', ';', '\t'] {
+            for cell in cells(&answer.body, separator) {
+                let text = cell.trim_start_matches(' ');
+                let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
+                assert!(!formula, "{list} split at {separator:?}: {cell:?}");
+            }
         }
     }
     let csv = dashboard.get("/api/v1/locks?format=csv").await.body;
@@ -180,15 +185,15 @@ async fn text_of_other_clients_is_never_html() {
     }
 }
 
-/// Returns the cells of a CSV file (RFC 4180), without their quotes.
-fn cells(csv: &str) -> Vec<String> {
+/// Returns the cells of a CSV file (RFC 4180), without the quotes around them.
+fn cells(csv: &str, separator: char) -> Vec<String> {
     let (mut cells, mut cell, mut quoted) = (Vec::new(), String::new(), false);
     let mut chars = csv.chars().peekable();
     while let Some(c) = chars.next() {
         match c {
             '"' if quoted && chars.peek() == Some(&'"') => cell.extend(chars.next()),
-            '"' => quoted = !quoted,
-            ',' | '\n' if !quoted => cells.push(std::mem::take(&mut cell)),
+            '"' if quoted || cell.is_empty() => quoted = !quoted,
+            c if !quoted && (c == separator || c == '\n') => cells.push(std::mem::take(&mut cell)),
             '\r' if !quoted => {}
             c => cell.push(c),
         }
