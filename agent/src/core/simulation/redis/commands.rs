@@ -73,7 +73,7 @@ impl Commands {
         use Access::{Grow, Read, Shrink};
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let access = match words[0] {
-            "HSET" | "INCR" | "RPUSH" | "SET" | "ZADD" | "ZINCRBY" => Grow,
+            "HSET" | "INCR" | "RPUSH" | "SET" | "ZADD" => Grow,
             "DEL" | "HDEL" | "LPOP" | "LREM" | "PEXPIRE" | "ZREM" => Shrink,
             _ => Read,
         };
@@ -193,14 +193,6 @@ impl Commands {
                 let score = float(score)?;
                 self.change(key, |scores: &mut Scores| {
                     flag(scores.insert(member.to_owned(), score).is_none())
-                })
-            }
-            ["ZINCRBY", key, increment, member] => {
-                let increment = float(increment)?;
-                self.change(key, |scores: &mut Scores| {
-                    let score = scores.entry(member.to_owned()).or_default();
-                    *score += increment;
-                    Reply::Bulk(score.to_string())
                 })
             }
             ["ZREM", key, member] => {
