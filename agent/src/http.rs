@@ -1,5 +1,6 @@
 //! The HTTP server: metrics, health and, with --http-sessions, holds and sessions. Runs on a separate thread.
 
+use std::net::IpAddr;
 use std::thread;
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ pub fn start(
     let (send, receive) = std::sync::mpsc::sync_channel::<Runtime>(1);
     let registry = sources.registry.clone();
     listener.set_nonblocking(true)?;
-    let router = router(sources);
+    let router = router(sources, listener.local_addr()?.ip());
     let serve = async move {
         let limits = Limits { connections: CONNECTIONS, ..Limits::default() };
         match tokio::net::TcpListener::from_std(listener) {
@@ -78,9 +79,9 @@ pub fn start(
     Ok(thread)
 }
 
-fn router(sources: Sources) -> Router {
+fn router(sources: Sources, address: IpAddr) -> Router {
     let status = sources.status.clone();
-    let hosts = AllowedHosts::new(sources.hosts, "--http-allowed-host").with_own_names();
+    let hosts = AllowedHosts::new(sources.hosts, "--http-allowed-host").with_own_names(address);
     let pages = Router::new()
         .route("/", get(index))
         .route("/api/v1/locks", get(locks))

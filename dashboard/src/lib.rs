@@ -109,14 +109,19 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     shutdown.spawn("viewers", async move {
         ended.run_until_cancelled(viewers.run(handle)).await;
     });
-    let hosts = AllowedHosts::new(config.public_host.clone(), "--public-url").with_own_names();
+    let hosts = AllowedHosts::new(config.public_host.clone(), "--public-url");
     let requests = HttpMetrics::register(&registry, metrics::PREFIX)?;
     let limits = Limits { connections: MAX_STREAMS + SPARE_CONNECTIONS, ..Limits::default() };
     if let Some(listener) = listeners.metrics {
-        let router = http::metrics_router(hosts.clone(), registry.clone(), &stop);
+        let router = http::metrics_router(
+            hosts.clone().with_own_names(metrics.ip()),
+            registry.clone(),
+            &stop,
+        );
         shutdown.spawn("metrics server", serve(listener, router, Limits::default(), stop.clone()));
     }
     let own = config.metrics_listen.is_none().then_some(registry);
+    let hosts = hosts.with_own_names(pages.ip());
     let router = http::router(app, config.access.clone(), hosts, requests, own, &stop);
     if let Some(tls) = tls.clone() {
         shutdown.spawn("certificate", tls.follow_files(stop.clone()));

@@ -30,10 +30,10 @@ impl AllowedHosts {
         Self { names: names.into_iter().map(normalized).collect(), flag }
     }
 
-    /// Allows the names of this host too, so that Prometheus can address it by name.
+    /// Allows the names of this host too, so that Prometheus can address a server at `address` by name.
     #[must_use]
-    pub fn with_own_names(self) -> Self {
-        let names = self.names.iter().cloned().chain(own_names()).collect();
+    pub fn with_own_names(self, address: IpAddr) -> Self {
+        let names = self.names.iter().cloned().chain(own_names(address)).collect();
         Self { names, ..self }
     }
 

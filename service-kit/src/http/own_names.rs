@@ -2,17 +2,20 @@
 //! asked: one could be slow, and another's answer is no proof that a name belongs to this host.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
-/// Reads the names of this host from the kernel, `/etc/hosts` and `/etc/resolv.conf`. Files that cannot be read add none.
-pub(super) fn own_names() -> BTreeSet<String> {
+/// Reads the names of this host, for a server at `address`, from the kernel, `/etc/hosts` and `/etc/resolv.conf`. Files that
+/// cannot be read add none.
+pub(super) fn own_names(address: IpAddr) -> BTreeSet<String> {
     let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    names_of(&node, &file("/etc/hosts"), &file("/etc/resolv.conf"))
+    names_of(address, &node, &file("/etc/hosts"), &file("/etc/resolv.conf"))
 }
 
 /// Returns the names of the host `node`: that name, the names next to it in `hosts`, and its names in the domains that
-/// `resolver` searches.
-fn names_of(node: &str, hosts: &str, resolver: &str) -> BTreeSet<String> {
+/// `resolver` searches. Other hosts cannot reach a loopback address, and the network that this host is in may choose those
+/// domains, so there they add no names.
+fn names_of(address: IpAddr, node: &str, hosts: &str, resolver: &str) -> BTreeSet<String> {
     let node = node.to_ascii_lowercase();
     if node.is_empty() || node == "localhost" || node == "(none)" {
         return BTreeSet::new();
@@ -25,7 +28,7 @@ fn names_of(node: &str, hosts: &str, resolver: &str) -> BTreeSet<String> {
             names.extend(aliases.into_iter().map(str::to_owned));
         }
     }
-    if !node.contains('.') {
+    if !node.contains('.') && !address.is_loopback() {
         for line in resolver.lines() {
             let mut words = line.split_whitespace();
             if matches!(words.next(), Some("search" | "domain")) {
@@ -43,8 +46,10 @@ fn names_of(node: &str, hosts: &str, resolver: &str) -> BTreeSet<String> {
 mod tests {
     use super::*;
 
+    const ANY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+
     fn names(node: &str, hosts: &str, resolver: &str) -> Vec<String> {
-        names_of(node, hosts, resolver).into_iter().collect()
+        names_of(ANY, node, hosts, resolver).into_iter().collect()
     }
 
     #[test]
@@ -53,6 +58,22 @@ mod tests {
         let expected = ["web1", "web1.example.org", "web1.prod.example.org"];
         assert_eq!(names("Web1", "", resolver), expected);
         assert_eq!(names("web1.example.org", "", resolver), ["web1.example.org"]);
+    }
+
+    #[test]
+    fn the_domains_of_the_network_add_no_names_on_loopback() {
+        let names = |address: &str| {
+            names_of(
+                address.parse().unwrap(),
+                "web1",
+                "127.0.1.1 web1.example.org web1",
+                "search evil.test",
+            )
+        };
+        for loopback in ["127.0.0.1", "::1"] {
+            assert!(names(loopback).into_iter().eq(["web1", "web1.example.org"]), "{loopback}");
+        }
+        assert!(names("192.0.2.1").contains("web1.evil.test"));
     }
 
     #[test]
