@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
+use super::guard::CurrentVisitor;
 use super::params::{Params, understood};
 use super::streams::StreamPermit;
 use crate::clock::SteadyMillis;
@@ -49,12 +50,13 @@ pub struct LiveParams {
 /// If there is no such page, a parameter is wrong, too many streams are open, or the open pages use too much memory.
 pub async fn live(
     State(feeds): State<Feeds>,
+    visitor: CurrentVisitor,
     headers: HeaderMap,
     params: Params<LiveParams>,
 ) -> Result<Response, ApiError> {
     let path = understood(params)?.path;
     let topic = Topic::new(feeds.app(), &path)?;
-    let permit = feeds.app().streams.open()?;
+    let permit = feeds.app().streams.open(visitor.shared_name())?;
     let packing = Packing::wanted(&headers);
     let mut latest = feeds.join(&path, topic)?;
     let first = latest.wait_for(|page| page.version.is_some());

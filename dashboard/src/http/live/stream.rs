@@ -19,6 +19,7 @@ use super::UNBUFFERED;
 use crate::clock::SteadyMillis;
 use crate::http::app::App;
 use crate::http::error::ApiError;
+use crate::http::guard::CurrentVisitor;
 use crate::http::streams::StreamPermit;
 use crate::model::types::{Delta, LockView, Snapshot, Walk};
 
@@ -52,14 +53,15 @@ struct SnapshotJson<'a> {
     params(("Last-Event-ID" = Option<String>, Header)),
     responses(
         (status = 200, description = "The stream.", body = String, content_type = "text/event-stream"),
-        (status = 503, description = "Too many streams are open."),
+        (status = 503, description = "Too many streams are open, or too many of the visitor's name."),
     ),
 )]
 pub(in crate::http) async fn stream(
     State(app): State<App>,
+    visitor: CurrentVisitor,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let permit = app.streams.open()?;
+    let permit = app.streams.open(visitor.shared_name())?;
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
     let events = events(Changes::new(app, last, permit));
     let kind = [(header::CONTENT_TYPE, "text/event-stream")];
