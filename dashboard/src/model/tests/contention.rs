@@ -261,7 +261,14 @@ fn a_late_notification_of_an_expiry_does_not_end_the_next_hold() {
         let (name, at) = (name("a"), time(ms));
         model.observe(MAIN, Observation::KeyChanged { name, expired: true, at });
         let view = shown(model, "a").unwrap();
-        (view.is_held(), view.history.past.iter().map(|past| past.ended.map(PastEnding::as_str)).collect::<Vec<_>>())
+        (
+            view.is_held(),
+            view.history
+                .past
+                .iter()
+                .map(|past| past.ended.map(PastEnding::as_str))
+                .collect::<Vec<_>>(),
+        )
     };
     read(&mut model, "a", 0, held(1, 1, Some(1_000)));
     read(&mut model, "a", 1_020, held(2, 1, Some(30_000)));

@@ -339,7 +339,12 @@ fn a_failover_has_lost_no_hold_that_was_seen_after_it_and_no_reader_that_left_ot
         ("lost", &["restarted", "restarted"]),
     ] {
         let view = shown(&mut model, lock).unwrap();
-        let past: Vec<_> = view.history.past.iter().filter_map(|past| past.ended.map(PastEnding::as_str)).collect();
+        let past: Vec<_> = view
+            .history
+            .past
+            .iter()
+            .filter_map(|past| past.ended.map(PastEnding::as_str))
+            .collect();
         assert_eq!(past, ended, "{lock}");
     }
 }

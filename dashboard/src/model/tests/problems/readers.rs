@@ -196,7 +196,13 @@ fn a_renewed_reader_whose_lease_runs_out_next_to_others_has_lost_the_lock() {
         let view = shown(&mut model, "a").unwrap();
         let ended = |n: u8| {
             let id = holder(n).to_string();
-            view.history.past.iter().find(|past| *past.id == id).unwrap().ended.map(PastEnding::as_str)
+            view.history
+                .past
+                .iter()
+                .find(|past| *past.id == id)
+                .unwrap()
+                .ended
+                .map(PastEnding::as_str)
         };
         assert_eq!((ended(1), ended(2)), (Some("ran_out"), Some("released")));
         assert_eq!(problems(&view), lost);
@@ -242,7 +248,12 @@ fn an_agents_writer_that_goes_on_reading_keeps_its_read_hold() {
         }
         read(&mut model, "a", 3_500, left);
         let view = shown(&mut model, "a").unwrap();
-        let past: Vec<_> = view.history.past.iter().map(|past| (&*past.id, past.ended.map(PastEnding::as_str))).collect();
+        let past: Vec<_> = view
+            .history
+            .past
+            .iter()
+            .map(|past| (&*past.id, past.ended.map(PastEnding::as_str)))
+            .collect();
         assert_eq!(past, [(&*writer.to_string(), Some("released"))], "{seen_by:?}");
         let read_side = view.holders.iter().find(|it| *it.id == reader.to_string()).unwrap();
         assert_eq!(read_side.since.at, SteadyMillis(1_001), "{seen_by:?}");
@@ -255,6 +266,7 @@ fn an_agents_writer_that_goes_on_reading_keeps_its_read_hold() {
     release(&mut model, "a", 1_000);
     read(&mut model, "a", 1_100, absent());
     let view = shown(&mut model, "a").unwrap();
-    let ended: Vec<_> = view.history.past.iter().map(|past| past.ended.map(PastEnding::as_str)).collect();
+    let ended: Vec<_> =
+        view.history.past.iter().map(|past| past.ended.map(PastEnding::as_str)).collect();
     assert_eq!(ended, [Some("released"); 2]);
 }
