@@ -10,6 +10,7 @@ mod ingest;
 mod operator;
 mod read_plan;
 mod release;
+mod restored;
 mod traffic;
 mod view;
 
@@ -27,13 +28,14 @@ use crate::model::deadlock::{Cycle, Owner, Wait};
 use crate::model::lease::LeaseWatch;
 use crate::model::problem::{Expired, Gone, Overdue};
 use crate::model::types::{
-    Acknowledgement, ArchiveEntry, Certainty, Companions, Ending, EventLog, HolderField,
-    HolderIdentity, LockEvent, LockId, Marker, PastHold, PastWait, ProblemKind, ProblemView,
-    Reading, Renewals, Rule, Since, Source, SourceSet, Stamp, SubscriberCount, TrackedHolder,
+    ArchiveEntry, Certainty, Companions, Ending, EventLog, HolderField, HolderIdentity, LockEvent,
+    LockId, Marker, PastWait, ProblemKind, ProblemView, Reading, Renewals, Rule, Since, Source,
+    SourceSet, Stamp, SubscriberCount, TrackedHolder,
 };
 use crate::model::waiting::{Waiter, Waiting};
 use hold_history::HoldHistory;
 use release::Releases;
+pub use restored::RestoredLock;
 
 /// The state of a lock's scope at the time of an observation.
 #[derive(Debug, Clone, Copy, Default)]
@@ -76,58 +78,6 @@ pub enum Effect {
     Count(Source, Count),
     /// An entry for the history on disk.
     Archive(Box<ArchiveEntry>),
-}
-
-/// The state of a lock at the end of an earlier run of this program.
-#[derive(Debug, Clone, Default)]
-pub struct RestoredLock {
-    /// The last holders, with the beginnings of their holds.
-    pub holds: Vec<(HolderField, Since)>,
-    /// The latest earlier holds, oldest first.
-    pub past: Vec<PastHold>,
-    /// The last problems, with their beginnings.
-    pub problems: Vec<(ProblemKind, SteadyMillis)>,
-    /// The instant of the latest expiry, if several holds have expired while the first of them was reported.
-    pub expired_again: Option<SteadyMillis>,
-    /// True if the holder of an expired hold was seen to return too late.
-    pub returned_late: bool,
-    /// The acknowledgements of the last problems.
-    pub acknowledged: Vec<(ProblemKind, Arc<Acknowledgement>)>,
-}
-
-impl RestoredLock {
-    /// Returns whether the lock had a problem that is reported although the lock no longer exists.
-    #[must_use]
-    pub fn is_reported_when_free(&self) -> bool {
-        self.had(ProblemKind::Expired) || self.had(ProblemKind::Orphan)
-    }
-
-    fn had(&self, problem: ProblemKind) -> bool {
-        self.problems.iter().any(|(known, _)| *known == problem)
-    }
-
-    fn expired_at(&self) -> Option<SteadyMillis> {
-        let expired = |(problem, _): &&(ProblemKind, _)| *problem == ProblemKind::Expired;
-        self.problems.iter().find(expired).map(|(_, since)| self.expired_again.unwrap_or(*since))
-    }
-
-    /// Returns the hold whose lease had expired.
-    fn expired(&self, now: Time) -> Option<Expired> {
-        let at = self.expired_at()?;
-        let lost = |hold: &&PastHold| hold.to <= at && !hold.ended.is_wanted();
-        let holder = self.past.iter().rev().find(lost).map(|hold| hold.id.clone());
-        let (certainty, source, what) = match self.returned_late {
-            true => (
-                Certainty::Certain,
-                Source::Monitor,
-                "tried to renew or release it after it was gone",
-            ),
-            false => (Certainty::Suspected, Source::Poll, "had renewed it, then its lease expired"),
-        };
-        let who = holder.as_ref().map_or_else(|| "its holder".to_owned(), HolderField::to_string);
-        let evidence = format!("{who} {what}; an earlier run of this dashboard observed that");
-        Some(Expired { at: now.back_to(at), holder, certainty, source, evidence, times: 1 })
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -438,39 +388,6 @@ impl Record {
     pub fn still_blocks(&self, wait: &Wait) -> bool {
         let same = |hold: &Hold| (hold.id, hold.from) == (wait.holder, wait.held_from);
         self.is_awaited() && !self.is_released() && self.holds.iter().any(same)
-    }
-
-    /// Restores the state of an earlier run of this program, as of now.
-    pub fn restore(&mut self, restored: RestoredLock, now: Time) {
-        let expired = restored.expired(now);
-        // For a hash that only looked like a lock, only its problem is stored, and its hold does not expire.
-        if !restored.holds.is_empty() || !restored.past.is_empty() || expired.is_some() {
-            self.confirm();
-        }
-        if expired.is_some() {
-            self.cold().expired = expired;
-        }
-        if restored.had(ProblemKind::Orphan) {
-            self.restore_orphaned_readers(&restored.past);
-        }
-        self.restore_acknowledgements(restored.acknowledged);
-        let history = self.hold_history();
-        history.restored = restored.holds;
-        for past in restored.past {
-            history.push(past);
-        }
-        if !restored.problems.is_empty() {
-            self.cold().restored_problems = restored.problems;
-        }
-    }
-
-    /// Returns the beginning of a hold that an earlier run had observed, unless it was now seen to begin. The hold may
-    /// have ended and begun again since.
-    fn take_restored(&mut self, holder: &HolderField, seen: Since) -> Option<Since> {
-        let history = self.hold_history.as_mut()?;
-        let known = history.restored.iter().position(|(known, _)| known == holder)?;
-        let since = history.restored.swap_remove(known).1;
-        (!seen.exact).then_some(Since { exact: false, ..since })
     }
 
     /// Returns the time to live that shows renewals. Each of several readers renews the lock, so the time to live of
