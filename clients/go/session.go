@@ -425,12 +425,12 @@ func (s *session) close() {
 		}
 		conn.quit()
 	} else if held {
-		s.quitAnew()
+		s.endAtAgent()
 	}
 }
 
-// quitAnew ends a session without a connection at the agent, on a new one, if it can be made soon.
-func (s *session) quitAnew() {
+// endAtAgent ends a session without a connection at the agent, on a new one, if it can be made soon.
+func (s *session) endAtAgent() {
 	select {
 	case s.turn <- struct{}{}: // A connection that was being made has ended the session.
 	case <-time.After(closeLimit):

@@ -262,7 +262,7 @@ impl Session {
     }
 
     /// Ends a session without a connection at the agent, on a new one.
-    pub(crate) async fn quit_anew(self: &Arc<Self>) {
+    pub(crate) async fn end_at_agent(self: &Arc<Self>) {
         let _turn = self.turn.lock().await; // A connection that was being made has ended the session.
         if self.state().id.is_some() {
             let _ = self.open(boot(), None).await; // Without an agent, it ends after its grace.

@@ -518,9 +518,9 @@ impl Session {
         }
         let runtime = Handle::try_current().ok();
         let session = self.clone();
-        let anew = match (&connection, &runtime) {
+        let ending = match (&connection, &runtime) {
             (None, Some(runtime)) if held => {
-                Some(runtime.spawn(async move { session.quit_anew().await }))
+                Some(runtime.spawn(async move { session.end_at_agent().await }))
             }
             (None, _) => return None,
             (Some(_), Some(runtime)) if self.turn.try_lock().is_err() => {
@@ -533,8 +533,8 @@ impl Session {
         let reply = connection.as_ref().map(|connection| connection.send(&Command::new("QUIT")));
         let end = Instant::now() + CLOSE_LIMIT;
         Some(async move {
-            if let Some(anew) = anew {
-                let _ = timeout_at(end, anew).await;
+            if let Some(ending) = ending {
+                let _ = timeout_at(end, ending).await;
             }
             if let (Some(connection), Some(reply)) = (connection, reply) {
                 let _ = timeout_at(end, reply).await; // The connection ends either way.

@@ -267,7 +267,7 @@ class Session:
             if connection is not None:
                 await asyncio.wait_for(self._quit(connection), CLOSE_LIMIT)
             elif held or self._mutex.locked():
-                await self._quit_anew()
+                await self._end_at_agent()
         if connection is not None:
             connection.abort()
         for task in self._tasks - {asyncio.current_task()}:
@@ -278,7 +278,7 @@ class Session:
             await one_call(self._path, "CANCEL", self._id or "", self._secret)
         await connection.call("QUIT")
 
-    async def _quit_anew(self) -> None:
+    async def _end_at_agent(self) -> None:
         """End a session without a connection at the agent, on a new one."""
         await asyncio.wait_for(self._mutex.acquire(), CLOSE_LIMIT)
         try:

@@ -358,7 +358,7 @@ final class Link implements Connection.Listener {
     }
 
     /** Ends a session without a connection at the agent, on a new one. The caller must have the turn. */
-    void quitAnew() {
+    void endAtAgent() {
         if (id().isEmpty()) {
             return;
         }

@@ -440,7 +440,7 @@ final class Session {
         } else if (Interruption.deferring(CLOSE_LIMIT, nanos -> turn.tryAcquire(nanos, TimeUnit.NANOSECONDS))) {
             // A connection that was being made has ended the session.
             if (held) {
-                link.quitAnew();
+                link.endAtAgent();
             }
             passTurn();
         }
