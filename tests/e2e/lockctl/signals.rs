@@ -91,20 +91,26 @@ async fn ctrl_c_while_lockctl_starts_has_its_status() -> Result<()> {
     Ok(())
 }
 
+/// A worker that ends once it was asked to and is allowed to.
+const WORKER: &str = "sh -c 'trap \"echo > asked; while ! test -e go; do sleep 0.02; done; echo done > done; exit\" TERM; \
+    echo $$ > worker; while :; do sleep 0.05; done'";
+
+/// Lets the worker end, which was asked to and still has the lock.
+async fn finish_work(desk: &mut Desk) -> Result<()> {
+    desk.mark("asked").await;
+    ensure!(!desk.bench.is_free("a").await?, "released while the worker runs");
+    std::fs::write(desk.path("go"), "")?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_wrapper_that_dies_first_releases_nothing() -> Result<()> {
     let mut desk = Desk::new().await?;
-    // The worker needs a while to end, and its shell does not wait for it.
-    let worker = "sh -c 'trap \"sleep 0.7; echo done > done; exit\" TERM; echo $$ > worker; while :; do sleep 0.05; done'";
-    let mut run = desk.exec("a", &format!("{worker} & wait"))?;
-    let worker = desk.pid("worker").await?;
+    // The shell does not wait for its worker.
+    let mut run = desk.exec("a", &format!("{WORKER} & wait"))?;
+    desk.pid("worker").await?;
     run.0.terminate()?;
-    while is_there(worker) {
-        assert!(
-            !desk.bench.is_free("a").await? || !is_there(worker),
-            "released while the worker runs"
-        );
-    }
+    finish_work(&mut desk).await?;
     assert_eq!(run.end().await?.0, 143);
     assert_eq!(desk.mark("done").await, "done", "it was given its time");
     Ok(())
@@ -158,18 +164,13 @@ async fn ignored_signals_stay_ignored() -> Result<()> {
 #[tokio::test]
 async fn a_wrapper_that_exits_after_ctrl_c_releases_nothing() -> Result<()> {
     let mut desk = Desk::new().await?;
-    let worker = "sh -c 'trap \"sleep 0.7; echo done > done; exit\" TERM; echo $$ > worker; while :; do sleep 0.05; done'";
-    let script = format!("trap 'exit 130' INT; echo $$ > shell; {worker} & wait");
+    let script = format!("trap 'exit 130' INT; echo $$ > shell; {WORKER} & wait");
     let mut run = desk.exec("a", &script)?;
-    let (shell, worker) = (desk.pid("shell").await?, desk.pid("worker").await?);
+    let shell = desk.pid("shell").await?;
+    desk.pid("worker").await?;
     // From the terminal, the signal reaches this group alone.
     kill_process_group(shell, Signal::INT)?;
-    while is_there(worker) {
-        assert!(
-            !desk.bench.is_free("a").await? || !is_there(worker),
-            "released while the worker runs"
-        );
-    }
+    finish_work(&mut desk).await?;
     assert_eq!(run.end().await?.0, 130);
     assert_eq!(desk.mark("done").await, "done", "it was given its time");
     Ok(())
@@ -180,7 +181,7 @@ async fn a_command_that_reloads_may_leave_processes_running() -> Result<()> {
     let desk = Desk::new().await?;
     let script = "trap 'echo hup > hup' HUP; echo $$ > shell; while ! test -e hup; do sleep 0.02; done; sleep 0.5; \
         sleep 600 & echo $! > daemon; exit 5";
-    let mut run = desk.exec("--kill-after 100ms a", script)?;
+    let mut run = desk.exec("--kill-after 1ms a", script)?;
     desk.pid("shell").await?;
     run.0.signal(Signal::HUP)?;
     assert_eq!(run.end().await?.0, 5);
