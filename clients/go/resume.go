@@ -244,15 +244,14 @@ func (s *session) end(reason string) {
 	}
 }
 
-// doubt notes that a command went unanswered, and closes its connection.
+// doubt notes that a command went unanswered, and closes its connection. No later command is sent on it: such a command
+// would go unanswered too, and then its call would take a grant of this one for its own.
 func (s *session) doubt(conn *connection) {
 	s.mu.Lock()
 	s.uncertain = true
 	s.mu.Unlock()
 	conn.socket.Close()
-	if conn.isClosed() {
-		s.onClose(conn)
-	}
+	s.onClose(conn)
 	if s.connected() == nil {
 		s.recover()
 	}

@@ -29,3 +29,15 @@ func TestAnEndedContextMakesNoConnection(t *testing.T) {
 		t.Fatal("it connected")
 	}
 }
+
+func TestAConnectionWithAnUnansweredCommandIsNotUsedAgain(t *testing.T) {
+	socket, _ := net.Pipe()
+	defer socket.Close()
+	conn := &connection{socket: socket} // Its end is noticed by nobody else, since nothing reads it.
+	session := newSession("", 0, func(*session) {})
+	session.conn, session.closing = conn, true
+	session.doubt(conn)
+	if session.connected() != nil {
+		t.Fatal("the next command would be sent on it")
+	}
+}
