@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use service_kit::clock::boot_micros;
 use service_kit::http::{self, AllowedHosts, Limits, Readiness};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +35,8 @@ const CORE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Sources {
     pub registry: Registry,
     pub status: watch::Receiver<Status>,
+    /// The runtime of everything that a lock passes through.
+    pub locks: Handle,
     /// The core's queue; `None` if holds and sessions are not shown.
     pub core: Option<mpsc::Sender<Input>>,
     /// The host names accepted in addition to localhost and IP addresses.
@@ -89,7 +91,7 @@ fn router(sources: Sources, address: IpAddr) -> Router {
         .with_state(sources.core);
     pages
         .merge(http::metrics_route(sources.registry))
-        .merge(http::health_routes(move || readiness(&status.borrow())))
+        .merge(http::health_routes(sources.locks, move || readiness(&status.borrow())))
         .method_not_allowed_fallback(async || {
             let why = "this address does not answer this method: the header `Allow` lists those that it does";
             error_response(StatusCode::METHOD_NOT_ALLOWED, why)
@@ -130,7 +132,7 @@ async fn index(State(core): State<CoreQueue>) -> Html<String> {
         "<!doctype html><html lang=en><meta charset=utf-8><title>lockscope-agent</title>\
          <h1>lockscope-agent {}</h1><ul>\
          <li><a href=\"/metrics\">/metrics</a>: metrics for Prometheus\
-         <li><a href=\"/healthz\">/healthz</a>: liveness of the process\
+         <li><a href=\"/healthz\">/healthz</a>: liveness: the thread that serves locks does not hang\
          <li><a href=\"/readyz\">/readyz</a>: readiness: Redis answers and locks are granted\
          {lists}</ul></html>\n",
         env!("CARGO_PKG_VERSION")
@@ -216,6 +218,7 @@ mod tests {
     struct Server {
         address: std::net::SocketAddr,
         status: watch::Sender<Status>,
+        locks: Runtime,
         stop: CancellationToken,
         thread: Option<thread::JoinHandle<()>>,
     }
@@ -225,15 +228,18 @@ mod tests {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
             let (sender, status) = watch::channel(Status::default());
+            let locks = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build();
+            let locks = locks.unwrap();
             let sources = Sources {
                 registry: Registry::new(),
                 status,
+                locks: locks.handle().clone(),
                 core,
                 hosts: vec!["agent.test".into()],
             };
             let stop = CancellationToken::new();
             let thread = Some(start(listener, sources, stop.clone()).unwrap());
-            Self { address, status: sender, stop, thread }
+            Self { address, status: sender, locks, stop, thread }
         }
 
         fn get(&self, path: &str) -> String {
@@ -286,6 +292,16 @@ mod tests {
         server.status.send_replace(Status { redis_up: true, draining: true, ..Status::default() });
         assert!(server.get("/readyz").contains("draining"));
         assert!(server.get("/metrics").contains("tokio_workers{runtime=\"http\"} 1"));
+    }
+
+    #[test]
+    fn a_hanging_thread_of_locks_is_not_alive() {
+        let server = Server::start(None);
+        let (resume, hangs) = std::sync::mpsc::channel::<()>();
+        server.locks.spawn(async move { hangs.recv().ok() });
+        assert!(server.get("/healthz").starts_with("HTTP/1.1 503"));
+        drop(resume);
+        assert!(server.get("/healthz").starts_with("HTTP/1.1 200"));
     }
 
     #[test]

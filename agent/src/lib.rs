@@ -281,6 +281,7 @@ fn start_http(
     let sources = http::Sources {
         registry,
         status: channels.status.subscribe(),
+        locks: Handle::current(),
         core: config.http_sessions.then(|| channels.sender()),
         hosts: config.http_allowed_hosts.clone(),
     };

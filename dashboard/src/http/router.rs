@@ -12,6 +12,7 @@ use prometheus::Registry;
 use service_kit::http::{
     AllowedHosts, HttpMetrics, Readiness, check_host, health_routes, measure, metrics_route,
 };
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tower_http::CompressionLevel;
 use tower_http::compression::CompressionLayer;
@@ -151,7 +152,7 @@ pub fn metrics_router(hosts: AllowedHosts, registry: Registry, stop: &Cancellati
 /// The server is ready as long as it listens: with Redis down, its pages must show that.
 fn health(stop: &CancellationToken) -> Router {
     let stop = stop.clone();
-    let routes = health_routes(move || {
+    let routes = health_routes(Handle::current(), move || {
         if stop.is_cancelled() {
             Readiness::NotReady(vec!["it is ending".to_owned()])
         } else {

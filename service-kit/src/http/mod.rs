@@ -11,12 +11,14 @@ mod serve;
 mod tls;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus::Registry;
+use tokio::runtime::Handle;
 
 pub use client::HttpClient;
 pub use host::{AllowedHosts, check_host};
@@ -28,6 +30,9 @@ pub use tls::ServerTls;
 /// The media type of Prometheus' text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// The time within which a runtime that is alive runs a new task, even if the machine is overloaded.
+const ALIVE_WITHIN: Duration = Duration::from_secs(2);
+
 /// A program's ability to do its work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
@@ -37,18 +42,28 @@ pub enum Readiness {
     NotReady(Vec<String>),
 }
 
-/// Returns the routes `/healthz`, which responds with 200 while the process responds at all, and
-/// `/readyz`, which responds with 200, or with 503 and the reasons. Each request calls `readiness`.
-pub fn health_routes(readiness: impl Fn() -> Readiness + Send + Sync + 'static) -> Router {
+/// Returns the routes `/healthz`, which responds with 200 while `runtime` runs tasks, otherwise with 503, and `/readyz`,
+/// which responds with 200, or with 503 and the reasons. Each request calls `readiness`.
+pub fn health_routes(
+    runtime: Handle,
+    readiness: impl Fn() -> Readiness + Send + Sync + 'static,
+) -> Router {
     let readiness = Arc::new(readiness);
     Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(move || healthz(runtime.clone())))
         .route("/readyz", get(move || std::future::ready(readyz(&readiness()))))
 }
 
 /// Returns the route `/metrics`: all metrics of `registry` in Prometheus' text format.
 pub fn metrics_route(registry: Registry) -> Router {
     Router::new().route("/metrics", get(move || std::future::ready(metrics(&registry))))
+}
+
+async fn healthz(runtime: Handle) -> Response {
+    match tokio::time::timeout(ALIVE_WITHIN, runtime.spawn(async {})).await {
+        Ok(Ok(())) => "ok\n".into_response(),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "the program hangs\n").into_response(),
+    }
 }
 
 fn readyz(readiness: &Readiness) -> Response {

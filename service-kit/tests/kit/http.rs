@@ -19,6 +19,7 @@ use service_kit::http::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -84,7 +85,7 @@ async fn health_readiness_and_metrics_are_served() {
         true => Readiness::Ready,
         false => Readiness::NotReady(vec!["no Redis".to_owned(), "draining".to_owned()]),
     };
-    let router = health_routes(readiness).merge(metrics_route(registry));
+    let router = health_routes(Handle::current(), readiness).merge(metrics_route(registry));
     let site = Site::start(router, Limits::default()).await;
     assert_eq!(status(&site.get("/healthz").await), "200");
     let not_ready = site.get("/readyz").await;
@@ -207,7 +208,7 @@ async fn probes_are_answered_while_one_address_takes_every_connection() {
     let head_timeout = Duration::from_secs(600);
     let limits = Limits { connections: 2, head_timeout, ..Limits::default() };
     let router = Router::new().route("/", get(|| async { "in" }));
-    let router = router.merge(health_routes(|| Readiness::Ready));
+    let router = router.merge(health_routes(Handle::current(), || Readiness::Ready));
     let site = Site::start(router, limits).await;
     let mut taken = Vec::new();
     for sent in 0..20 {
