@@ -1,7 +1,7 @@
 //! Connecting to an address, by TCP or a Unix socket, with or without TLS.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use futures_util::future::select_ok;
@@ -24,11 +24,12 @@ pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
 
 /// Connects to the target's server within `timeout`, TLS included. A `batched` connection by TCP is read in batches.
+/// Returns the IP address at the other end of a TCP connection, too.
 pub(crate) async fn dial(
     target: &Target,
     timeout: Duration,
     batched: bool,
-) -> Result<Box<dyn ByteStream>, ConnectError> {
+) -> Result<(Box<dyn ByteStream>, Option<IpAddr>), ConnectError> {
     let address = target.address();
     let unreachable =
         |reason: String| ConnectError::Unreachable { address: address.to_string(), reason };
@@ -42,19 +43,21 @@ async fn open(
     target: &Target,
     address: &Address,
     batched: bool,
-) -> io::Result<Box<dyn ByteStream>> {
+) -> io::Result<(Box<dyn ByteStream>, Option<IpAddr>)> {
     match address {
-        Address::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
+        Address::Unix(path) => Ok((Box::new(UnixStream::connect(path).await?), None)),
         Address::Tcp { host, port, tls } => {
             let stream = connect_tcp(host, *port).await?;
             set_tcp_options(&stream)?;
+            let peer = Some(stream.peer_addr()?.ip());
             let stream: Box<dyn ByteStream> =
                 if batched { Box::new(BatchedStream::new(stream)?) } else { Box::new(stream) };
             if *tls {
                 let name = target.certificate_name();
-                Ok(Box::new(tls::handshake(stream, (host, name), target.ca_file()).await?))
+                let stream = tls::handshake(stream, (host, name), target.ca_file()).await?;
+                Ok((Box::new(stream), peer))
             } else {
-                Ok(stream)
+                Ok((stream, peer))
             }
         }
     }

@@ -10,7 +10,7 @@ use tokio_util::sync::DropGuard;
 
 use super::deployment::{Deployment, SentinelTarget};
 use super::error::ConnectError;
-use super::fixed_address::{FixedAddress, Moves};
+use super::fixed_address::{FixedAddress, Place};
 use super::handshake::{self, Handshake};
 use super::server_info::{Role, ServerInfo};
 use super::target::{Address, Target};
@@ -52,7 +52,17 @@ pub(super) struct Rules {
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) address: Address,
-    moves: Moves,
+    /// The connection's place at a fixed address.
+    place: Option<Place>,
+}
+
+impl Route {
+    /// Records what the connection has found about its server.
+    pub(super) fn found(&self, info: &ServerInfo) {
+        if let Some(place) = &self.place {
+            place.found(info);
+        }
+    }
 }
 
 /// Credentials, and an address that a resolver keeps current: a fixed one, the master that sentinels report, or a
@@ -148,17 +158,14 @@ impl Endpoint {
         tried: &mut Option<Address>,
     ) -> Result<(Wire, ServerInfo, Route), ConnectError> {
         *tried = None;
-        let mut moves = self.fixed.as_ref().map_or(Moves::NONE, |fixed| fixed.moves());
         let target = self.resolve().await?;
         let address = tried.insert(target.address().clone()).clone();
         let (wire, info) = handshake::connect(&target, handshake).await?;
-        if let Some(fixed) = &self.fixed {
-            fixed.found(&info, Some(&mut moves));
-        }
+        let place = self.fixed.as_ref().map(|fixed| fixed.enter(&info));
         if self.rules.master_only && info.role == Some(Role::Replica) {
             return Err(ConnectError::Replica { address: address.to_string() });
         }
-        Ok((wire, info, Route { address, moves }))
+        Ok((wire, info, Route { address, place }))
     }
 
     /// Resolves the server to connect to.
@@ -186,19 +193,12 @@ impl Endpoint {
         self.fixed.as_ref()
     }
 
-    /// Records what a live connection has found.
-    pub(super) fn found(&self, info: &ServerInfo) {
-        if let Some(fixed) = &self.fixed {
-            fixed.found(info, None);
-        }
-    }
-
     /// Waits until a connection goes to the wrong server, and returns the reason. The server itself may not know: one that is
     /// cut off from the others continues as a master, and everything written there will be lost.
-    pub(super) async fn left(&self, route: &mut Route) -> &'static str {
-        tokio::select! {
-            () = self.changed_from(Some(&route.address)) => {}
-            () = route.moves.next() => {}
+    pub(super) async fn left(&self, route: &Route) -> &'static str {
+        match &route.place {
+            Some(place) => place.left().await,
+            None => self.changed_from(Some(&route.address)).await,
         }
         self.rules.moved
     }

@@ -56,13 +56,13 @@ pub(crate) async fn connect(
     target: &Target,
     handshake: &Handshake,
 ) -> Result<(Wire, ServerInfo), ConnectError> {
-    let stream = dial(target, handshake.connect_timeout, handshake.batched).await?;
+    let (stream, peer) = dial(target, handshake.connect_timeout, handshake.batched).await?;
     let mut wire = Wire::new(LimitedStream::new(stream, handshake.reply_limit));
     let limit = handshake.response_timeout;
     match tokio::time::timeout(limit, shake_hands(&mut wire, target, handshake)).await {
         Ok(info) => {
             let address = Some(target.address().clone());
-            Ok((wire, ServerInfo { address, ..info? }))
+            Ok((wire, ServerInfo { address, peer, ..info? }))
         }
         Err(_) => {
             let address = target.address();

@@ -154,7 +154,7 @@ impl Monitor {
             tokio::select! {
                 // First, or a busy server would never be left.
                 biased;
-                reason = self.endpoint.left(&mut self.route) => return Err(MonitorError::Moved(reason.to_owned())),
+                reason = self.endpoint.left(&self.route) => return Err(MonitorError::Moved(reason.to_owned())),
                 filled = self.wire.fill() => filled.map_err(MonitorError::Ended)?,
             }
         }

@@ -1,6 +1,7 @@
 //! Facts that a server reports about itself.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use super::target::Address;
 
@@ -19,6 +20,8 @@ pub enum Role {
 pub struct ServerInfo {
     /// The address that was connected to.
     pub address: Option<Address>,
+    /// The IP address at the other end of a TCP connection.
+    pub peer: Option<IpAddr>,
     /// The version, such as `7.0.15`.
     pub version: Option<String>,
     /// The id of the server's process; each start has another one.
@@ -67,6 +70,7 @@ impl ServerInfo {
         let field = |name: &str| fields.get(name).map(|value| (*value).to_owned());
         Self {
             address: None,
+            peer: None,
             version: field("redis_version"),
             run_id: field("run_id"),
             role: fields.get("role").and_then(|role| match *role {

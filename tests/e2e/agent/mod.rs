@@ -27,7 +27,7 @@ mod registry;
 pub(crate) mod replicas;
 mod sentinel;
 mod sockets;
-mod state_folder;
+pub(crate) mod state_folder;
 mod stopped;
 mod two_agents;
 mod upgrade;

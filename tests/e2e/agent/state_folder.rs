@@ -63,14 +63,14 @@ impl Stand {
 }
 
 /// Returns a shell in a separate mount name space.
-fn apart() -> Command {
+pub(crate) fn apart() -> Command {
     let mut command = process::command(Path::new("/usr/bin/unshare"));
     command.args(["--mount", "--propagation", "private", "/bin/sh"]);
     command
 }
 
 /// Returns whether mounts are permitted: only root may mount, and not in every container.
-fn may_mount() -> bool {
+pub(crate) fn may_mount() -> bool {
     apart()
         .args(["-c", "mount -t tmpfs none /mnt"])
         .output()

@@ -4,11 +4,16 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use harness::process::Process;
 use harness::proxy::Place;
-use harness::{Agent, Client, Dashboard, Proxy, RedisServer, Reply, eventually};
+use harness::redis::random_port;
+use harness::{Agent, Client, Dashboard, Proxy, RedisServer, Reply, agent, eventually, http};
 use serde_json::Value;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::{LONG, assert_held_by, holder, lock, lost, on, ready};
+use crate::agent::state_folder::{apart, may_mount};
 use crate::dashboard::{held, lock as seen, take};
 
 /// The names of the connections of an agent and of a dashboard.
@@ -90,6 +95,83 @@ async fn every_connection_leaves_a_master_that_was_demoted() -> Result<()> {
     bench.direct = there;
     assert_held_by(&mut bench, "a", &kept).await?;
     assert_eq!(lost(&bench.agent).await?, 0.0);
+    Ok(())
+}
+
+/// Passes connections to this port of 127.0.0.2 on to a server, until the test ends.
+async fn forward(port: u16, to: u16) -> Result<()> {
+    let listener = TcpListener::bind(("127.0.0.2", port)).await?;
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                if let Ok(mut server) = TcpStream::connect(("127.0.0.1", to)).await {
+                    copy_bidirectional(&mut client, &mut server).await.ok();
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+/// Starts an agent for which `hosts` is `/etc/hosts`, and waits until it is ready.
+async fn agent_with_names(folder: &Path, hosts: &Path, redis_url: &str) -> Result<Process> {
+    for attempt in 0..20 {
+        let port = random_port();
+        let flags: Vec<String> = LONG.iter().map(|&flag| flag.to_owned()).collect();
+        let inner = agent::command(folder, redis_url, port, &flags)?;
+        let mut command = apart();
+        command.args(["-ec", "mount --bind \"$1\" /etc/hosts; shift; exec \"$@\"", "sh"]);
+        command.arg(hosts).arg(inner.get_program()).args(inner.get_args());
+        let log = folder.join(format!("agent-{attempt}.log"));
+        let mut process = Process::spawn("lockscope-agent", command, &log, None)?;
+        let ready = eventually("the agent to be ready, or to end", async || {
+            if process.ended()?.is_some() {
+                return Ok(false);
+            }
+            ensure!(http::get(port, "/readyz").await?.status == 200);
+            Ok(true)
+        })
+        .await;
+        if ready {
+            return Ok(process);
+        }
+        ensure!(process.log().contains("in use"), "{}", process.log());
+    }
+    anyhow::bail!("no port is free")
+}
+
+#[tokio::test]
+async fn every_connection_leaves_a_master_that_goes_on_once_its_name_has_moved() -> Result<()> {
+    if !may_mount() {
+        return Ok(());
+    }
+    let (old, new) = (RedisServer::start().await?, RedisServer::start().await?);
+    let (mut here, mut there) = (old.client().await?, new.client().await?);
+    forward(old.port(), new.port()).await?;
+    let folder = tempfile::Builder::new().prefix("lockscope-name-").tempdir()?;
+    let hosts = folder.path().join("hosts");
+    std::fs::write(&hosts, "127.0.0.1 redis.test\n")?;
+    let url = format!("redis://redis.test:{}", old.port());
+    let agent = agent_with_names(folder.path(), &hosts, &url).await?;
+    let mut worker = Client::unix(&folder.path().join("agent.sock")).await?;
+    lock(&mut worker, "LOCK a").await?;
+    new.follow(&old).await?;
+    run(&mut there, "REPLICAOF NO ONE").await?;
+    std::fs::write(&hosts, "127.0.0.2 redis.test\n")?;
+    // One connection reaches the new master before the name is looked up again.
+    run(&mut here, "CLIENT KILL TYPE pubsub").await?;
+    eventually("all connections to lead to the new master", async || {
+        let left = names(&mut here).await?;
+        ensure!(left.is_empty(), "still at the old one: {left:?}");
+        let there = names(&mut there).await?.len();
+        ensure!(there == 4, "{there} at the new one");
+        Ok(())
+    })
+    .await;
+    let log = agent.log();
+    ensure!(log.contains("the name leads to another server"), "{log}");
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    ensure!(there.call("EXISTS a").await? == Reply::Int(0), "the hold was not the new master's");
     Ok(())
 }
 

@@ -132,10 +132,9 @@ impl Supervisor {
         &self,
         mut driver: AbortOnDropHandle<()>,
         mut server: ServerWatch,
-        mut route: Route,
+        route: Route,
     ) {
-        let address = route.address.clone();
-        let mut left = pin!(self.endpoint.left(&mut route));
+        let mut left = pin!(self.endpoint.left(&route));
         let mut why = CLOSED;
         // The first check happens at once and reads the server's clock.
         let mut check_at = self.rules.check.map(|_| Instant::now());
@@ -153,7 +152,7 @@ impl Supervisor {
             let now = Instant::now();
             let lives = if check_at.is_some_and(|at| at <= now) {
                 check_at = self.rules.check.map(|every| now + every);
-                self.check(&mut server).await
+                self.check(&mut server, &route).await
             } else if self.shared.last_answer() + self.rules.heartbeat <= now {
                 // No call has been answered meanwhile.
                 let ping = cmd("PING");
@@ -172,16 +171,16 @@ impl Supervisor {
         if reason == READ_ONLY {
             // A refused write may be the first sign of that, and the next connection may lead to the new master.
             let demoted = ServerInfo { role: Some(Role::Replica), ..server.info().clone() };
-            self.endpoint.found(&demoted);
+            route.found(&demoted);
         }
         tracing::warn!(
-            redis.target = %self.endpoint, redis.address = %address, link = self.handshake.name, reason,
+            redis.target = %self.endpoint, redis.address = %route.address, link = self.handshake.name, reason,
             "lost the connection to Redis"
         );
     }
 
     /// Checks whether the server has changed, and reports it. Returns `false` when the connection is unusable.
-    async fn check(&self, server: &mut ServerWatch) -> bool {
+    async fn check(&self, server: &mut ServerWatch, route: &Route) -> bool {
         let mut pipeline = Pipeline::new();
         for command in commands() {
             pipeline.add_command(command);
@@ -199,7 +198,7 @@ impl Supervisor {
                 redis.target = %self.endpoint, link = self.handshake.name, changed = changed.join(", "),
                 "the Redis server has changed"
             );
-            self.endpoint.found(server.info());
+            route.found(server.info());
             if self.shared.refuses(server.info()) {
                 self.shared.fail(generation, READ_ONLY);
                 return false;

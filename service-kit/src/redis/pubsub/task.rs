@@ -97,10 +97,10 @@ impl Task {
         }
     }
 
-    async fn converse(&self, wire: Wire, mut route: Route) -> End {
+    async fn converse(&self, wire: Wire, route: Route) -> End {
         let end = tokio::select! {
             end = Session::new(self, wire).run() => end,
-            reason = self.endpoint.left(&mut route) => End::Broken(reason.to_owned()),
+            reason = self.endpoint.left(&route) => End::Broken(reason.to_owned()),
         };
         self.wanted.stop();
         end
