@@ -2,7 +2,7 @@
 //! read as soon as it changes, and a hold whose key expires is known to have expired. The dashboard never enables them,
 //! since they cost the server time for every write.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,7 +96,8 @@ pub struct Keyspace {
     proven: bool,
     received: u32,
     suspended_until: Option<Instant>,
-    refused: Option<String>,
+    /// The channels that the account may not subscribe to, with the reason.
+    refused: BTreeMap<Vec<u8>, String>,
 }
 
 impl Keyspace {
@@ -128,7 +129,7 @@ impl Keyspace {
             proven: false,
             received: 0,
             suspended_until: None,
-            refused: None,
+            refused: BTreeMap::new(),
         }
     }
 
@@ -173,18 +174,16 @@ impl Keyspace {
                     }
                 }
                 PubSubEvent::Refused { channel, reason } => {
-                    let channel = String::from_utf8_lossy(&channel).into_owned();
-                    self.refused =
-                        Some(format!("the account may not subscribe to `{channel}`: {reason}"));
+                    if self.topics.contains_key(&channel) {
+                        self.refused.insert(channel, reason);
+                    }
                 }
+                PubSubEvent::Subscribed(channel) => drop(self.refused.remove(&channel)),
                 PubSubEvent::Up => {
-                    self.refused = None;
+                    self.refused.clear();
                     self.proven = false;
                 }
-                PubSubEvent::Down { .. }
-                | PubSubEvent::Moved(_)
-                | PubSubEvent::Subscribed(_)
-                | PubSubEvent::PSubscribed(_) => {}
+                PubSubEvent::Down { .. } | PubSubEvent::Moved(_) | PubSubEvent::PSubscribed(_) => {}
             }
         }
         self.status.succeeded();
@@ -227,8 +226,10 @@ impl Keyspace {
         let topics = self.wanted(notifications);
         let keys = topics.values().filter(|topic| matches!(topic, Topic::Key(..))).count();
         self.listen(topics);
-        if let Some(refused) = &self.refused {
-            return self.status.set(SourceState::Denied, refused.clone());
+        if let Some((channel, reason)) = self.refused.first_key_value() {
+            let channel = String::from_utf8_lossy(channel);
+            let why = format!("the account may not subscribe to `{channel}`: {reason}");
+            return self.status.set(SourceState::Denied, why);
         }
         if let Some(why) = self.unoffered.as_ref().filter(|_| !self.proven) {
             let why = format!(
@@ -317,6 +318,7 @@ impl Keyspace {
         let new = wanted.keys().filter(|channel| !self.topics.contains_key(*channel));
         self.subscriber.subscribe(new.cloned().collect::<Vec<_>>());
         self.topics = wanted;
+        self.refused.retain(|channel, _| self.topics.contains_key(channel));
     }
 }
 

@@ -173,6 +173,8 @@ async fn missing_rights_are_reported() {
     dashboard.lock_when("orders:1", |lock| state(lock) == "held").await;
     let sources = dashboard.json("/api/v1/sources").await;
     assert!(sources["limits"].to_string().contains("not received"), "{sources}");
+    run::<String>(&mut redis, &["ACL", "SETUSER", "observer", "allchannels"]);
+    dashboard.source_when("channels", "on").await;
     // Where no lock can be read, the server's refusal is the reason.
     run::<String>(&mut redis, &["ACL", "SETUSER", "observer", "-pttl"]);
     take(&mut redis, b"orders:2", HOLDER, 600_000);

@@ -1,6 +1,7 @@
 //! Tests of pub/sub that stays subscribed.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use service_kit::redis::{PubSubEvent, Subscriber, SubscriberOptions};
 use service_kit::shutdown::Shutdown;
@@ -181,7 +182,7 @@ async fn no_subscription_is_lost_in_a_churn_with_broken_connections() {
                     subscriber.unsubscribe([channel]);
                 }
             }
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     });
     let mut reported: HashMap<Vec<u8>, u32> = HashMap::new();
@@ -190,8 +191,7 @@ async fn no_subscription_is_lost_in_a_churn_with_broken_connections() {
         if kills < 3 {
             kills += kill();
         }
-        let event =
-            tokio::time::timeout(std::time::Duration::from_millis(1), listener.next()).await;
+        let event = tokio::time::timeout(Duration::from_millis(1), listener.next()).await;
         if let Ok(PubSubEvent::Subscribed(channel)) = event {
             *reported.entry(channel).or_default() += 1;
         }
@@ -235,7 +235,7 @@ async fn a_frozen_server_is_noticed_during_a_steady_flow_of_subscriptions() {
     let wishing = tokio::spawn(async move {
         for n in 0_u32.. {
             subscriber.subscribe([n.to_string().into_bytes()]);
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
     listener.until(|event| matches!(event, PubSubEvent::Down { .. })).await;
@@ -263,7 +263,7 @@ async fn a_healthy_connection_is_kept_through_many_heartbeats() {
     let server = Server::start(&[]).await;
     for channels in [0, 1] {
         let options = SubscriberOptions {
-            heartbeat: std::time::Duration::from_millis(5),
+            heartbeat: Duration::from_millis(5),
             response_timeout: DEADLINE,
             ..SubscriberOptions::new("kit-pubsub")
         };
@@ -286,7 +286,13 @@ async fn a_healthy_connection_is_kept_through_many_heartbeats() {
 #[tokio::test]
 async fn a_forbidden_channel_is_named_and_does_not_affect_others() {
     let server = Server::with_user("some", ">pw resetchannels &channel:* &open +@all").await;
-    let mut listener = Listener::patient(&format!("redis://some:pw@127.0.0.1:{}", server.port()));
+    let options = SubscriberOptions {
+        response_timeout: DEADLINE,
+        retry: Duration::from_millis(20),
+        ..subscriber_options()
+    };
+    let url = format!("redis://some:pw@127.0.0.1:{}", server.port());
+    let mut listener = Listener::with(&url, options);
     let mut all = channels(20);
     all.push(b"closed".to_vec());
     listener.subscriber.subscribe(all);
@@ -304,6 +310,11 @@ async fn a_forbidden_channel_is_named_and_does_not_affect_others() {
         }
     }
     assert_eq!(refused, BTreeSet::from([b"closed".to_vec(), b"*".to_vec()]));
+    // Each is tried again until it is granted, and reported only then.
+    server.ask::<()>(&["ACL", "SETUSER", "some", "&closed"]);
+    assert_eq!(listener.next().await, PubSubEvent::Subscribed(b"closed".to_vec()));
+    server.ask::<()>(&["ACL", "SETUSER", "some", "allchannels"]);
+    assert_eq!(listener.next().await, PubSubEvent::PSubscribed(b"*".to_vec()));
 }
 
 #[tokio::test]
@@ -316,7 +327,7 @@ async fn a_slow_receiver_misses_nothing() {
     server.ask::<()>(&["EVAL", script, "0"]);
     // Its confirmation comes after all of that. A wait longer than the heartbeat and the response timeout is no outage.
     listener.subscriber.subscribe([b"b".to_vec()]);
-    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
     for n in 1..=20_000 {
         assert_eq!(listener.next().await, message("a", None, &n.to_string()));
     }

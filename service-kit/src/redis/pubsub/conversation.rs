@@ -88,6 +88,8 @@ pub(super) enum Received {
     Subscribed(Topic),
     /// An event to deliver.
     Event(PubSubEvent),
+    /// The subscription of this topic was refused, for this reason.
+    Refused(Topic, String),
     /// A command was refused as a whole. Subscribing its topics one by one shows which of them is refused.
     RefusedTogether(Vec<Topic>),
 }
@@ -267,10 +269,7 @@ impl Conversation {
             return Ok(Received::Nothing);
         }
         match topics.pop_front() {
-            Some(topic) if topics.is_empty() => {
-                let reason = error.to_string();
-                Ok(Received::Event(PubSubEvent::Refused { channel: topic.into_name(), reason }))
-            }
+            Some(topic) if topics.is_empty() => Ok(Received::Refused(topic, error.to_string())),
             Some(first) => {
                 topics.push_front(first);
                 Ok(Received::RefusedTogether(topics.into()))

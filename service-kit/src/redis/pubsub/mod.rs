@@ -36,11 +36,13 @@ pub struct SubscriberOptions {
     /// Collects the messages of up to 10 ms before they are read, if the server is reached by TCP. A server on the same host
     /// then spends less CPU time on waking this process.
     pub batched: bool,
+    /// The interval at which refused subscriptions are tried again.
+    pub retry: Duration,
 }
 
 impl SubscriberOptions {
     /// Returns settings that connect within 1 s, expect answers within 500 ms and send a PING each second. Messages
-    /// are read at once.
+    /// are read at once, and refused subscriptions tried again every 10 s.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -48,6 +50,7 @@ impl SubscriberOptions {
             response_timeout: Duration::from_millis(500),
             heartbeat: Duration::from_secs(1),
             batched: false,
+            retry: Duration::from_secs(10),
         }
     }
 }
@@ -78,7 +81,8 @@ pub enum PubSubEvent {
     },
     /// The server no longer serves the slot of this shard channel. Its messages no longer arrive.
     Moved(Vec<u8>),
-    /// The server refuses a subscription. It is retried on the next connection.
+    /// The server refuses a subscription. It is tried again at intervals and on the next connection, without another event
+    /// until it succeeds or the connection ends.
     Refused {
         /// The channel or pattern.
         channel: Vec<u8>,
@@ -135,7 +139,7 @@ impl Subscriber {
         let task = task::Task::new(
             endpoint.into(),
             handshake,
-            options.heartbeat,
+            (options.heartbeat, options.retry),
             Arc::clone(&wanted),
             events,
         );

@@ -1,5 +1,6 @@
 //! The task behind a subscriber: it connects, subscribes and delivers events.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub(super) struct Task {
     endpoint: Endpoint,
     handshake: Handshake,
     heartbeat: Duration,
+    /// The interval at which refused subscriptions are tried again.
+    retry: Duration,
     wanted: Arc<Wanted>,
     events: mpsc::Sender<PubSubEvent>,
 }
@@ -45,11 +48,11 @@ impl Task {
     pub(super) fn new(
         endpoint: Endpoint,
         handshake: Handshake,
-        heartbeat: Duration,
+        (heartbeat, retry): (Duration, Duration),
         wanted: Arc<Wanted>,
         events: mpsc::Sender<PubSubEvent>,
     ) -> Self {
-        Self { endpoint, handshake, heartbeat, wanted, events }
+        Self { endpoint, handshake, heartbeat, retry, wanted, events }
     }
 
     pub(super) async fn run(self) {
@@ -117,6 +120,11 @@ struct Session<'a> {
     task: &'a Task,
     wire: Wire,
     conversation: Conversation,
+    /// Topics that were refused, and wait for `retry_at`.
+    refused: HashSet<Topic>,
+    /// Topics that were refused and are being tried again.
+    retried: HashSet<Topic>,
+    retry_at: Instant,
     /// The instant of the server's latest sign of life, or the latest one at which it could have been read.
     alive_at: Instant,
     /// The instant since which an answer is outstanding.
@@ -125,8 +133,16 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     fn new(task: &'a Task, wire: Wire) -> Self {
-        let conversation = Conversation::default();
-        Self { task, wire, conversation, alive_at: Instant::now(), waiting_since: None }
+        Self {
+            task,
+            wire,
+            conversation: Conversation::default(),
+            refused: HashSet::new(),
+            retried: HashSet::new(),
+            retry_at: Instant::now(),
+            alive_at: Instant::now(),
+            waiting_since: None,
+        }
     }
 
     async fn run(mut self) -> End {
@@ -153,6 +169,10 @@ impl<'a> Session<'a> {
                     self.alive_at = Instant::now();
                 }
                 () = wanted.changed(), if room => {}
+                () = tokio::time::sleep_until(self.retry_at), if !self.refused.is_empty() => {
+                    self.retried = std::mem::take(&mut self.refused);
+                    wanted.repeat(&self.retried);
+                }
                 () = tokio::time::sleep_until(deadline) => self.on_silence().await?,
                 () = self.task.events.closed() => return Err(End::Unreceived),
             }
@@ -195,12 +215,9 @@ impl<'a> Session<'a> {
         while let Some(frame) = self.wire.buffered()? {
             match self.conversation.receive(frame)? {
                 Received::Nothing => {}
-                Received::Event(event) if event.size() > MAX_QUEUED => {
-                    let bytes = event.size();
-                    tracing::debug!(redis.target = %self.task.endpoint, bytes, "skipped a long pub/sub message");
-                }
                 Received::Event(event) => self.deliver(event).await?,
                 Received::Subscribed(topic) => self.on_subscribed(topic).await?,
+                Received::Refused(topic, reason) => self.on_refused(topic, reason).await?,
                 Received::RefusedTogether(mut topics) => {
                     topics.retain(|topic| self.task.wanted.contains(topic));
                     let bytes = self.conversation.subscribe_singly(topics);
@@ -215,6 +232,8 @@ impl<'a> Session<'a> {
     }
 
     async fn on_subscribed(&mut self, topic: Topic) -> Result<(), End> {
+        self.refused.remove(&topic);
+        self.retried.remove(&topic);
         if !self.task.wanted.contains(&topic) {
             return Ok(());
         }
@@ -225,7 +244,24 @@ impl<'a> Session<'a> {
         self.deliver(event).await
     }
 
+    /// Reports a refusal, unless it was reported before.
+    async fn on_refused(&mut self, topic: Topic, reason: String) -> Result<(), End> {
+        if self.refused.is_empty() {
+            self.retry_at = Instant::now() + self.task.retry;
+        }
+        self.refused.insert(topic.clone());
+        if self.retried.remove(&topic) {
+            return Ok(());
+        }
+        self.deliver(PubSubEvent::Refused { channel: topic.into_name(), reason }).await
+    }
+
     async fn deliver(&mut self, event: PubSubEvent) -> Result<(), End> {
+        let bytes = event.size();
+        if bytes > MAX_QUEUED {
+            tracing::debug!(redis.target = %self.task.endpoint, bytes, "skipped a long pub/sub message");
+            return Ok(());
+        }
         let Err(event) = self.task.events.try_send(event) else { return Ok(()) };
         self.task.deliver(event.into_inner()).await?;
         // The server could not be read during the wait: its silence does not count.

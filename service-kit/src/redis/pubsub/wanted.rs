@@ -112,6 +112,13 @@ impl Wanted {
         taken.into_iter().map(change).collect()
     }
 
+    /// Turns those of the topics that are still wanted into changes once more.
+    pub(super) fn repeat(&self, topics: &HashSet<Topic>) {
+        let mut sets = self.lock();
+        let Sets { wanted, changed: Some(changed) } = &mut *sets else { return };
+        changed.extend(wanted.intersection(topics).cloned());
+    }
+
     /// Waits for a change that may not have been taken.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
