@@ -99,8 +99,11 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
         None => None,
     };
     let registry = Registry::new();
-    let history = open_history(&config).await?;
-    let (app, model) = start(&config, history, &registry, shutdown)?;
+    let Some(history) = shutdown.token().run_until_cancelled(open_history(&config)).await else {
+        tracing::info!("asked to end before the history was open");
+        return Ok(());
+    };
+    let (app, model) = start(&config, history?, &registry, shutdown)?;
     let help = "Requests and logins with an unknown token.";
     config.access.attempts.count_in(registrar(&registry).counter("rejected_tokens_total", help)?);
     let stop = shutdown.token();

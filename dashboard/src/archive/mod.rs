@@ -30,7 +30,8 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use rustix::io::Errno;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::Instant;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, interval_at};
 
 use crate::clock::SteadyMillis;
 use crate::model::types::ArchiveEntry;
@@ -82,6 +83,11 @@ impl ArchiveSender {
 /// The longest wait for another dashboard that is about to release the folder, for example at a restart.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
+/// The time that the history may take to open before the log says so.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The interval at which the log repeats that.
+const REPEAT: Duration = Duration::from_secs(60);
+
 /// An opened history.
 #[derive(Debug)]
 pub struct Archive {
@@ -96,13 +102,39 @@ pub struct Archive {
 /// # Errors
 /// Fails if the folder or the file cannot be used, or another dashboard uses it.
 pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
-    let lock = folder::create(folder)?;
+    let lock = apart(folder, folder::create).await?;
     let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
     lock_folder(folder, || rustix::fs::flock(&lock, exclusive)).await?;
-    let path = folder.join(FILE);
-    make_private(&path);
-    let opened = opened::open(&path, now)?;
-    Ok(connect(opened, Folder::new(folder, lock)?, now))
+    let open = move |folder: &Path| {
+        let path = folder.join(FILE);
+        make_private(&path);
+        let opened = opened::open(&path, now)?;
+        Ok(connect(opened, Folder::new(folder, lock)?, now))
+    };
+    apart(folder, open).await
+}
+
+/// Does a part of the opening on a separate thread, since a folder on a mount that hangs blocks it, and logs that it takes
+/// long. Cancel safe; a thread that hangs ends with the process.
+async fn apart<T: Send + 'static>(
+    folder: &Path,
+    part: impl FnOnce(&Path) -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let owned = folder.to_owned();
+    let mut working = spawn_blocking(move || part(&owned));
+    let began = Instant::now();
+    let mut late = interval_at(began + PATIENCE, REPEAT);
+    loop {
+        tokio::select! {
+            done = &mut working => {
+                return done.context("the thread that opens the history has panicked")?;
+            }
+            _ = late.tick() => tracing::warn!(
+                folder = %folder.display(), waited_ms = began.elapsed().as_millis(),
+                "the history is not open yet: no page is served until it is; check the mount and disk of its folder"
+            ),
+        }
+    }
 }
 
 /// Locks the folder. Retries for a while, since another dashboard may be shutting down.

@@ -93,7 +93,7 @@ fn waiting_queries_occupy_no_thread() {
         }
         // Each of them is polled once.
         tokio::task::yield_now().await;
-        let free = tokio::task::spawn_blocking(|| ());
+        let free = spawn_blocking(|| ());
         timeout(Duration::from_secs(30), free).await.unwrap().unwrap();
         drop(end);
         while let Some(query) = queries.join_next().await {

@@ -99,6 +99,8 @@ async fn a_bundle_of_a_busy_lock_has_the_latest_events() {
     let url = server.url();
     let flags = ["--redis-url", &url, "--history-dir", folder.path().to_str().unwrap()];
     let dashboard = Dashboard::with(&flags).await;
+    // Its first answer shows that the history is open.
+    dashboard.json("/api/v1/locks").await;
     dashboard.stop().await;
     let history = rusqlite::Connection::open(folder.path().join("history.db")).unwrap();
     let now = "SELECT unixepoch() * 1000";

@@ -1,7 +1,8 @@
 //! Files of the dashboard on a mount that hangs.
 
 use anyhow::{Result, ensure};
-use harness::{Dashboard, RedisServer, eventually, http};
+use harness::process::Process;
+use harness::{Dashboard, RedisServer, dashboard, eventually, http};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
 use rustix::process::Signal;
 
@@ -29,6 +30,28 @@ async fn a_token_file_that_cannot_be_read_delays_neither_answers_nor_the_end() -
     }
     dashboard.process().terminate()?;
     let status = dashboard.process().end().await;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+/// Opening a named pipe blocks, like a file on a mount that does not answer.
+#[tokio::test]
+async fn a_history_that_does_not_open_is_reported_and_does_not_delay_the_end() -> Result<()> {
+    let (redis, folder) = (RedisServer::start().await?, tempfile::tempdir()?);
+    mknodat(CWD, folder.path().join("history.db"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    let path = folder.path().to_str().expect("the path is UTF-8");
+    let flags = ["--history-dir", path].map(str::to_owned);
+    let command = dashboard::command(&redis.url(), 0, &flags)?;
+    let log = folder.path().join("dashboard.log");
+    let mut process = Process::spawn("lockscope-dashboard", command, &log, None)?;
+    eventually("the dashboard to report that it waits", async || {
+        let log = process.log();
+        ensure!(log.contains("the history is not open yet") && log.contains(path), "{log}");
+        Ok(())
+    })
+    .await;
+    process.terminate()?;
+    let status = process.end().await;
     ensure!(status.success(), "{status}");
     Ok(())
 }
