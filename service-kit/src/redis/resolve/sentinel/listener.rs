@@ -1,5 +1,6 @@
 //! A subscription to one of the sentinels, so that a failover is noticed at once.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,17 +31,17 @@ impl Listener {
     /// Listens to one sentinel, and to the next when that one is lost.
     pub(super) async fn run(self) -> Infallible {
         let mut backoff = Backoff::default();
-        let mut logged = None;
+        let mut logged = HashMap::new();
         loop {
-            for sentinel in &self.target.sentinels {
+            for (place, sentinel) in self.target.sentinels.iter().enumerate() {
                 let since = Instant::now();
                 let Err(reason) = self.listen(sentinel).await;
                 if self.signs.subscribed.swap(false, Ordering::Relaxed) {
                     self.signs.suspect.notify_one();
                 }
-                if logged.as_ref() != Some(&reason) {
+                if logged.get(&place) != Some(&reason) {
                     tracing::info!(redis.sentinels = %self.target, reason, "lost the subscription to a sentinel");
-                    logged = Some(reason);
+                    logged.insert(place, reason);
                 }
                 if since.elapsed() >= PROVEN {
                     backoff.reset();
