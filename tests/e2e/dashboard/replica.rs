@@ -1,6 +1,6 @@
 //! The dashboard reading from a replica: the master has less load, and an unsuitable replica is no longer used.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Dashboard, RedisServer, Sentinels, eventually, http};
 use serde_json::Value;
 
@@ -130,6 +130,41 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     until_notices(&dashboard, 3).await;
     let second = lock(&dashboard, "second", held).await;
     assert_eq!(second["past"], Value::Array(Vec::new()), "it was held all the time");
+    Ok(())
+}
+
+/// Returns the number of connections that a server has accepted.
+async fn accepted(direct: &mut Client) -> Result<u32> {
+    let told = direct.call("INFO stats").await?.text();
+    let line = told.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+    Ok(line.context("no such line")?.trim_end().parse()?)
+}
+
+#[tokio::test]
+async fn a_replica_that_refuses_the_login_is_not_logged_at_each_attempt_and_read_later()
+-> Result<()> {
+    let server = RedisServer::start().await?;
+    let replica = RedisServer::start().await?;
+    replica.follow(&server).await?;
+    let (mut direct, mut there) = (server.client().await?, replica.client().await?);
+    until_followed(&mut direct).await;
+    there.call("CONFIG SET requirepass secret").await?.ok()?;
+    let before = accepted(&mut there).await?;
+    let mut dashboard = Dashboard::start(&server.url(), &["--read-from", "replica"]).await?;
+    until_reason(&dashboard, "NOAUTH").await;
+    eventually("four attempts to log in", async || {
+        let attempts = accepted(&mut there).await? - before;
+        ensure!(attempts >= 4, "{attempts}");
+        Ok(())
+    })
+    .await;
+    let log = dashboard.process().log();
+    let refused = log.lines().filter(|line| line.contains("cannot connect to Redis"));
+    let refused = refused.filter(|line| line.contains("NOAUTH")).count();
+    // One line, and another if an answer was late on a busy machine.
+    ensure!(refused < 4, "{log}");
+    there.call_args(&["CONFIG", "SET", "requirepass", ""]).await?.ok()?;
+    until_read(&dashboard, Some(&address(&replica))).await;
     Ok(())
 }
 

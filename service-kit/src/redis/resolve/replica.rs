@@ -3,6 +3,7 @@
 //! It chooses only replicas that their server lists, that are connected to it, and that are not loading its data: others
 //! may be out of date by any amount.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +68,7 @@ impl Replicas {
             options: options.clone(),
             shutdown: shutdown.clone(),
             current: None,
+            candidates: HashMap::new(),
             choice: sender,
         };
         let stop = spawn(format!("replicas of {server}"), chooser.run(), shutdown);
@@ -134,6 +136,8 @@ struct Chooser {
     shutdown: Shutdown,
     /// The replica that is read from.
     current: Option<(Address, Link)>,
+    /// The connections to the listed replicas while there is no choice.
+    candidates: HashMap<Address, Link>,
     choice: watch::Sender<Option<ReadsFrom>>,
 }
 
@@ -176,11 +180,16 @@ impl Chooser {
             Ok(listed) => listed,
             Err(reason) => return ReadsFrom::Server { reason },
         };
+        self.candidates.retain(|address, _| listed.contains(address));
         for address in listed {
-            let target = self.server.login().at(address.clone());
-            let link = Link::start(target, self.options.clone(), &self.shutdown);
+            let start = || {
+                let target = self.server.login().at(address.clone());
+                Link::start(target, self.options.clone(), &self.shutdown)
+            };
+            let link = self.candidates.entry(address.clone()).or_insert_with(start).clone();
             match self.check(&link).await {
                 Ok(()) => {
+                    self.candidates.clear();
                     self.current = Some((address.clone(), link));
                     return ReadsFrom::Replica(address);
                 }
