@@ -171,13 +171,13 @@ impl Resolver {
         self.turn = self.turn.wrapping_add(1);
         let known = self.best.as_ref().map_or(0, |best| best.epoch);
         let mut views = Views::new(self.best.as_ref());
-        let mut reason = "the cluster has no known node".to_owned();
+        let mut failures = Vec::new();
         for some in nodes.chunks(AT_ONCE) {
             let answers = join_all(some.iter().map(|node| self.query_node(node))).await;
             for (node, answer) in some.iter().zip(answers) {
                 match answer {
                     Ok(view) => views.add(node, view),
-                    Err(why) => reason = why,
+                    Err(why) => failures.push((node, why)),
                 }
             }
             if views.best().is_some_and(|best| best.well && best.epoch >= known) {
@@ -185,9 +185,10 @@ impl Resolver {
             }
         }
         let (best, strays) = views.into_best();
-        if let Some(stray) = strays.first() {
-            reason = format!("{stray} belongs to another cluster");
-        }
+        let reason = match strays.first() {
+            Some(stray) => format!("{stray} belongs to another cluster"),
+            None => reason(failures),
+        };
         if !strays.is_empty() && strays != self.strays {
             let nodes: Vec<_> = strays.iter().map(ToString::to_string).collect();
             tracing::warn!(
@@ -220,5 +221,29 @@ impl Resolver {
         let limit = self.handshake.response_timeout;
         let answer = tokio::time::timeout(limit, view::query(&mut wire, &self.target, node)).await;
         answer.unwrap_or_else(|_| Err(format!("{node} does not answer within {limit:?}")))
+    }
+}
+
+/// Returns the reason why no node has answered. It is the same in every order of the nodes, so that it is logged once.
+fn reason(failures: Vec<(&Address, String)>) -> String {
+    let first = failures.into_iter().min_by(|(one, _), (other, _)| one.cmp(other));
+    first.map_or_else(|| "the cluster has no known node".to_owned(), |(_, why)| why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_of_an_outage_does_not_depend_on_the_order_of_the_nodes() {
+        let node = |n: u8| Address::Tcp { host: format!("10.0.0.{n}"), port: 7000, tls: false };
+        let nodes = [node(1), node(2), node(3)];
+        for first in 0..nodes.len() {
+            let mut failures: Vec<_> =
+                nodes.iter().map(|node| (node, format!("{node} is down"))).collect();
+            failures.rotate_left(first);
+            assert_eq!(reason(failures), "10.0.0.1:7000 is down");
+        }
+        assert_eq!(reason(Vec::new()), "the cluster has no known node");
     }
 }
