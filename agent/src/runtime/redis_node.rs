@@ -289,8 +289,8 @@ impl RedisNode {
                 }
                 Err(error) => {
                     let word = word(error);
-                    metrics.redis_errors.with_label_values(&[&node, &word]).inc();
-                    span.record("error.type", &word);
+                    metrics.redis_errors.with_label_values(&[&*node, word]).inc();
+                    span.record("error.type", word);
                     span.record("otel.status_code", "ERROR");
                     span.record("otel.status_description", failure(error.clone()).text());
                 }
