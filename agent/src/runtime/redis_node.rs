@@ -78,13 +78,13 @@ struct Verified {
     role: Option<Role>,
     run_id: Option<String>,
     replid: Option<String>,
-    clock_offset_micros: Option<i64>,
+    clock_steps: u32,
 }
 
 impl Verified {
     fn new(generation: u64, info: &ServerInfo) -> Self {
-        let ServerInfo { role, run_id, replid, clock_offset_micros, .. } = info.clone();
-        Self { generation, role, run_id, replid, clock_offset_micros }
+        let ServerInfo { role, run_id, replid, clock_steps, .. } = info.clone();
+        Self { generation, role, run_id, replid, clock_steps }
     }
 }
 

@@ -40,9 +40,9 @@ pub struct ServerInfo {
     pub maxmemory: Option<u64>,
     /// Set for a node of a cluster.
     pub cluster: bool,
-    /// The server's clock minus [`crate::clock::boot_micros`], in microseconds, at the first check or at the latest
-    /// step. Known only with [`LinkOptions::check`](super::LinkOptions::check).
-    pub clock_offset_micros: Option<i64>,
+    /// The number of steps of the server's clock that the checks of the connection have found. Counted only with
+    /// [`LinkOptions::check`](super::LinkOptions::check).
+    pub clock_steps: u32,
     /// The instant at which the handshake ended, by [`crate::clock::boot_micros`].
     pub connected_at_micros: u64,
 }
@@ -85,7 +85,7 @@ impl ServerInfo {
             maxmemory_policy: field("maxmemory_policy"),
             maxmemory: fields.get("maxmemory").and_then(|bytes| bytes.parse().ok()),
             cluster: fields.get("cluster_enabled") == Some(&"1"),
-            clock_offset_micros: None,
+            clock_steps: 0,
             connected_at_micros: 0,
         }
     }

@@ -67,11 +67,9 @@ impl ServerWatch {
         let clock = Offset::between(now, sent, received);
         // The latest offset is kept, so that a slow drift is not a step.
         let before = self.clock.replace(clock);
-        if before.is_none_or(|before| before.differs_from(clock)) {
-            info.clock_offset_micros = Some(clock.least.midpoint(clock.most));
-            if before.is_some() {
-                changed.push("clock");
-            }
+        if before.is_some_and(|before| before.differs_from(clock)) {
+            info.clock_steps = info.clock_steps.wrapping_add(1);
+            changed.push("clock");
         }
         changed
     }
@@ -164,6 +162,15 @@ mod tests {
     }
 
     #[test]
+    fn the_first_check_with_a_clock_changes_only_what_it_reports() {
+        let first = ServerInfo::from_info("run_id:a\r\nmaxmemory:0\r\n");
+        let mut server = ServerWatch::new(first.clone());
+        assert!(server.update(&[text("run_id:a\r\n"), time(EPOCH)], 0, 1).is_empty());
+        assert_eq!(server.update(&[text("maxmemory:1\r\n")], 2, 3), ["maxmemory"]);
+        assert_eq!(*server.info(), ServerInfo { maxmemory: Some(1), ..first });
+    }
+
+    #[test]
     fn only_a_step_of_more_than_a_second_is_a_change_of_clock() {
         let mut server = ServerWatch::new(ServerInfo::default());
         // The receipt of the answer, the time it took, and the offset of the server's clock.
@@ -180,5 +187,6 @@ mod tests {
         // After a slow answer the offset is uncertain.
         assert!(!check(90_000_000, 60_000_000, -3_590_000_000));
         assert!(check(200_000_000, 60_000_000, 0));
+        assert_eq!(server.info().clock_steps, 3);
     }
 }
