@@ -3,6 +3,7 @@
 mod registrar;
 
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
@@ -61,7 +62,8 @@ pub fn register_spans(registry: &Registry, prefix: &str) -> prometheus::Result<(
         format!("{prefix}_trace_spans_total"),
         "Spans by outcome: exported, failed (refused or not answered), dropped (too many waited).",
     );
-    registry.register(Box::new(SpanCollector(IntCounterVec::new(opts, &["outcome"])?)))
+    let spans = IntCounterVec::new(opts, &["outcome"])?;
+    registry.register(Box::new(SpanCollector { spans, filling: Mutex::default() }))
 }
 
 /// Encodes the registry's metrics in Prometheus' text format.
@@ -116,24 +118,29 @@ impl Collector for RuntimeCollector {
 }
 
 /// Reads the counts of spans on each scrape.
-struct SpanCollector(IntCounterVec);
+struct SpanCollector {
+    spans: IntCounterVec,
+    /// Locked while the counters are being filled and read.
+    filling: Mutex<()>,
+}
 
 impl Collector for SpanCollector {
     fn desc(&self) -> Vec<&Desc> {
-        self.0.desc()
+        self.spans.desc()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
+        let _filling = self.filling.lock().unwrap_or_else(PoisonError::into_inner);
         // Reset first: the totals are counted elsewhere and set here.
-        self.0.reset();
+        self.spans.reset();
         for (outcome, count) in [
             ("exported", &COUNTS.exported),
             ("failed", &COUNTS.failed),
             ("dropped", &COUNTS.dropped),
         ] {
-            self.0.with_label_values(&[outcome]).inc_by(count.load(Ordering::Relaxed));
+            self.spans.with_label_values(&[outcome]).inc_by(count.load(Ordering::Relaxed));
         }
-        self.0.collect()
+        self.spans.collect()
     }
 }
 
@@ -164,5 +171,29 @@ mod tests {
         }
         assert!(text.contains("process_open_fds"), "{text}");
         assert!(text.contains("tokio_alive_tasks"), "{text}");
+    }
+
+    #[test]
+    fn scrapes_at_the_same_moment_read_the_same_totals() {
+        let registry = Registry::new();
+        register_spans(&registry, "thing").unwrap();
+        let exported = || {
+            let text = encode(&registry).unwrap();
+            let line = text.lines().find(|line| line.contains("exported\""));
+            line.unwrap().rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+        };
+        COUNTS.exported.fetch_add(1, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let least = COUNTS.exported.load(Ordering::Relaxed);
+                        let read = exported();
+                        let most = COUNTS.exported.load(Ordering::Relaxed);
+                        assert!((least..=most).contains(&read), "{read}, not {least} to {most}");
+                    }
+                });
+            }
+        });
     }
 }
