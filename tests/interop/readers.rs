@@ -301,6 +301,36 @@ async fn living_readers_are_renewed_and_dead_ones_expire() -> Result<()> {
     Ok(())
 }
 
+/// Redisson's renewal of a reader sets the expiry of the lock, and until 4.3.1 of all markers, to its own lease.
+#[tokio::test]
+async fn a_readers_long_lease_survives_the_renewals_of_a_java_reader() -> Result<()> {
+    let mut bed = Bed::with(&["--lease", "15s"], "watchdog=15000").await?;
+    let reads = bed.java(READ, "a");
+    let mut reader = bed.session().await?;
+    assert!(lock(&mut reader, READ, "a", "LEASE 600000").await?);
+    reads.call("lock").await?;
+    eventually("Java to shorten the expiry", async || {
+        let left = bed.direct.call("PTTL a").await?.int()?;
+        ensure!(left <= 15_000, "{left}");
+        Ok(())
+    })
+    .await;
+    reads.call("unlock").await?;
+    eventually("the agent to give the lease back", async || {
+        let markers = bed.direct.call("KEYS *rwlock_timeout*").await?.ok()?;
+        let marker = markers.items()?.first().map(Reply::text).unwrap_or_default();
+        for key in ["a", &marker] {
+            let left = bed.direct.call(&format!("PTTL {key}")).await?.int()?;
+            ensure!(left > 400_000, "{key}: {left}");
+        }
+        Ok(())
+    })
+    .await;
+    assert_eq!(unlock(&mut reader, READ, "a").await?, 0);
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
 /// Runs that many sections of writers and readings of readers on one lock: four Java threads of two clients and ten
 /// sessions of two agents. Other workers may die meanwhile.
 async fn mixed(writing: usize, reading: usize, dying: bool) -> Result<()> {

@@ -120,9 +120,12 @@ impl Classifier<'_> {
         } else if unit.effects().any(|effect| effect.is(Command::PTtl, lock)) {
             Action::Refused
         } else if kind == Some(Kind::Fair)
-            && !unit.effects().any(|effect| effect.command == Command::LPop)
+            && !unit
+                .effects()
+                .any(|effect| effect.command == Command::ZRem && effect.holder() == Some(holder))
         {
-            // An attempt that does not join the queue is refused without reading the TTL.
+            // An attempt that does not join the queue is refused without reading the TTL. A grant begins with the end of the
+            // holder's own wait.
             Action::Refused
         } else {
             Action::Failed

@@ -29,7 +29,7 @@ pub use force::{
 };
 pub use read_write::{
     MAX_READ_COUNT, MissingMarkers, acquire_read, acquire_write, release_read, release_write,
-    renew_read,
+    renew_read, verify_read,
 };
 pub use reply::{
     AcquireOutcome, AgentState, BadReply, ForceReleaseOutcome, HandOverOutcome, HolderEntry,

@@ -61,15 +61,37 @@ pub fn renew_read<'a>(
     lease: Option<Lease>,
     missing: MissingMarkers,
 ) -> Call {
+    let word = if lease.is_some() { "renew" } else { "verify" };
+    let holds = holds.into_iter().map(|(name, holder)| (name, holder, lease));
+    update_read(word, holds, count, missing)
+}
+
+/// Verifies read holds. Those with a lease get it back, and missing markers with it, if another client has shortened their
+/// expiry: Redisson's readers do so. Replies as to [`super::renew`].
+#[must_use]
+pub fn verify_read<'a>(
+    holds: impl IntoIterator<Item = (&'a LockName, HolderId, Option<Lease>)>,
+    count: u32,
+    missing: MissingMarkers,
+) -> Call {
+    update_read("verify", holds, count, missing)
+}
+
+fn update_read<'a>(
+    word: &str,
+    holds: impl IntoIterator<Item = (&'a LockName, HolderId, Option<Lease>)>,
+    count: u32,
+    missing: MissingMarkers,
+) -> Call {
     let mut keys = Args::default();
     let mut prefixes = Args::default();
-    let (lease, count) = (lease.map_or(0, Lease::millis), count.min(MAX_READ_COUNT));
-    let mut args = Args::from([text(lease), text(MAX_READ_COUNT), text(count)]);
-    for (name, holder) in holds {
+    let mut args = Args::from([text(word), text(MAX_READ_COUNT), text(count.min(MAX_READ_COUNT))]);
+    for (name, holder, lease) in holds {
         let prefix = keys::read_marker_prefix(name, &holder);
         keys.push(name.as_bytes());
         args.push_text(holder);
         args.push(&prefix);
+        args.push_text(lease.map_or(0, Lease::millis));
         prefixes.push(prefix);
     }
     if missing == MissingMarkers::Restore {

@@ -1,5 +1,6 @@
 -- Returns the longest PTTL of any living reader's markers, in ms; 0 if no reader is alive; nil if unknown: a marker has no
--- expiry, or the readers are too many to search.
+-- expiry or cannot be read, or the readers are too many to search. A node whose slot moves cannot read a missing marker, which
+-- the other node may have.
 local function longest_reader_ttl(lock, tagged, most)
   if redis.call('HLEN', lock) > 256 then
     return nil
@@ -9,8 +10,8 @@ local function longest_reader_ttl(lock, tagged, most)
     if field ~= 'mode' then
       local count = tonumber(redis.call('HGET', lock, field)) or 1
       for n = 1, math.min(count, most) do
-        local left = redis.call('PTTL', tagged .. ':' .. field .. ':rwlock_timeout:' .. n)
-        if left == -1 then
+        local left = redis.pcall('PTTL', tagged .. ':' .. field .. ':rwlock_timeout:' .. n)
+        if left == -1 or type(left) == 'table' then
           return nil
         end
         longest = math.max(longest, left)

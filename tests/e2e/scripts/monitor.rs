@@ -114,6 +114,7 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
             script::renew_read([(&rw, two)], 2, Some(l), MissingMarkers::Report),
             &["renewed rw read 2"],
         ),
+        (script::verify_read([(&rw, two, Some(lease(1_000)))], 2, MissingMarkers::Report), &[]),
         (script::release_read(&rw, &one, p), &["released rw read 1"]),
         (script::release_read(&rw, &one, p), &["release_found_nothing rw read 1"]),
         (

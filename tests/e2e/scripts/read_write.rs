@@ -3,7 +3,7 @@
 use anyhow::Result;
 use redisson::script::{
     AcquireOutcome, HandOverOutcome, MissingMarkers, Publish, ReleaseOutcome, RenewOutcome,
-    parse_acquire, parse_hand_over, parse_release,
+    parse_acquire, parse_hand_over, parse_release, parse_renew,
 };
 use redisson::{HolderId, LockName};
 
@@ -219,6 +219,37 @@ async fn counts_and_markers_change_together() -> Result<()> {
     ));
     assert_eq!(bench.release_read(&lock, ours(1)).await?, ReleaseOutcome::Released);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0, "nothing is left");
+    Ok(())
+}
+
+/// Redisson's renewal of a reader sets the expiry of the lock, and until 4.3.1 of all markers, to that of the reader.
+#[tokio::test]
+async fn a_verification_gives_back_the_lease_that_another_reader_has_shortened() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let marker = format!("{{a}}:{}:rwlock_timeout:1", ours(1));
+    bench.read(&lock, ours(1), 600_000).await?;
+    let verify =
+        |missing| script::verify_read([(&lock, ours(1), Some(lease(500_000)))], 1, missing);
+    let report = verify(MissingMarkers::Report);
+    assert_eq!(parse_renew(&bench.call(&report).await?, 1)?, [RenewOutcome::Renewed]);
+    assert!(bench.pttl(&lock).await? > 550_000, "no lease is shortened");
+    for key in ["a", &marker] {
+        bench.client.call(&format!("PEXPIRE {key} 30000")).await?.ok()?;
+    }
+    assert_eq!(parse_renew(&bench.call(&report).await?, 1)?, [RenewOutcome::Renewed]);
+    assert!((450_000..=500_000).contains(&bench.pttl(&lock).await?));
+    assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [450_000..=500_000]));
+    bench.client.call(&format!("DEL {marker}")).await?.ok()?;
+    assert_eq!(parse_renew(&bench.call(&report).await?, 1)?, [RenewOutcome::MarkersMissing]);
+    let restore = verify(MissingMarkers::Restore);
+    full::fill(&mut bench).await?;
+    assert_eq!(parse_renew(&bench.call(&restore).await?, 1)?, [RenewOutcome::Renewed]);
+    assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [450_000..=500_000]));
+    bench.client.call("CONFIG SET maxmemory 0").await?.ok()?;
+    bench.client.call("PERSIST a").await?.ok()?;
+    bench.call(&report).await?;
+    assert_eq!(bench.pttl(&lock).await?, -1, "a lock without an expiry stays so");
     Ok(())
 }
 

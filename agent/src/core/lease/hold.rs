@@ -214,6 +214,12 @@ impl Hold {
         RenewalForm { reads, verify, count: self.count }
     }
 
+    /// Returns the rest of a fixed lease, for which Redis must keep the hold; `None` if its worker is stopped.
+    pub(in crate::core) fn rest_of_fixed_lease(&self, now: Moment) -> Option<Lease> {
+        let fixed = self.mode == LeaseMode::Fixed && !self.lapsing;
+        fixed.then(|| Lease::new(self.valid_until.since(now))).flatten()
+    }
+
     pub(in crate::core) fn valid_ms(&self, now: Moment) -> u64 {
         millis(self.valid_until.since(now))
     }

@@ -27,8 +27,9 @@ const RESTORED: u64 = 1 << 62;
 
 impl Operation for Adoption {
     fn call(&self, core: &Core) -> Call {
-        let holds =
-            self.holds.iter().map(|hold| (&hold.lock, core.numbers.field(hold.kind, hold.number)));
+        let field = |hold: &HoldRecord| core.numbers.field(hold.kind, hold.number);
+        // Its first verification gives a fixed lease back.
+        let holds = self.holds.iter().map(|hold| (&hold.lock, field(hold), None));
         self.form.call(holds, core.settings.lease)
     }
 

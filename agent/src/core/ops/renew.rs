@@ -18,7 +18,12 @@ use crate::types::{End, Number};
 
 /// Returns the script that renews these holds.
 pub(in crate::core) fn renewal_call(core: &Core, form: RenewalForm, holds: &[Renewal]) -> Call {
-    let holds = holds.iter().map(|hold| (&hold.name, core.numbers.field(hold.kind, hold.number)));
+    let holds = holds.iter().map(|renewal| {
+        let Renewal { name, kind, number, .. } = renewal;
+        let hold = core.leases.get(*number).filter(|_| form.verify);
+        let rest = hold.and_then(|hold| hold.rest_of_fixed_lease(core.now));
+        (name, core.numbers.field(*kind, *number), rest)
+    });
     form.call(holds, core.settings.lease)
 }
 

@@ -101,18 +101,23 @@ pub(in crate::core) struct Renewal {
 pub(in crate::core) struct RenewalForm {
     /// For read holds, whose markers must be renewed.
     pub(in crate::core) reads: Option<MissingMarkers>,
-    /// For holds that are verified and keep their expiry: their lease is fixed, or their worker is stopped.
+    /// For holds that are verified and not extended: their lease is fixed, or their worker is stopped.
     pub(in crate::core) verify: bool,
     /// The hold count of each of them.
     pub(in crate::core) count: u32,
 }
 
 impl RenewalForm {
+    /// Returns the script. Each hold comes with the rest of its own lease, if that is fixed; `lease` is that of the others.
     pub(in crate::core) fn call<'a>(
         self,
-        holds: impl IntoIterator<Item = (&'a LockName, HolderId)>,
+        holds: impl IntoIterator<Item = (&'a LockName, HolderId, Option<Lease>)>,
         lease: Lease,
     ) -> Call {
+        if let (Some(missing), true) = (self.reads, self.verify) {
+            return script::verify_read(holds, self.count, missing);
+        }
+        let holds = holds.into_iter().map(|(name, holder, _)| (name, holder));
         let lease = (!self.verify).then_some(lease);
         match self.reads {
             Some(missing) => script::renew_read(holds, self.count, lease, missing),

@@ -47,6 +47,20 @@ fn a_reader_beyond_the_highest_count_gets_limit_and_is_counted_as_denied() {
 }
 
 #[test]
+fn a_reader_with_a_fixed_lease_gets_it_back_when_another_reader_has_shortened_it() {
+    let mut world = World::new();
+    let reader = world.open();
+    let lease = Lease::new(Duration::from_secs(600)).unwrap();
+    let request = LockRequest { kind: Kind::Read, lease: Some(lease), ..lock_command("x") };
+    world.command(reader, Command::Lock(request));
+    assert_eq!(world.reply(reader), "held 1");
+    world.redis.get_mut("x").unwrap().expires = Some(world.now + LEASE);
+    world.pass(LEASE / 2);
+    let left = world.redis["x"].expires.unwrap().since(world.now);
+    assert!(left > Duration::from_secs(570), "{left:?}");
+}
+
+#[test]
 fn a_reader_has_one_attempt_at_a_time() {
     let mut world = World::new();
     let (first, second, writer) = (world.open(), world.open(), world.open());

@@ -181,6 +181,19 @@ fn a_fair_queue_is_tracked() {
 }
 
 #[test]
+fn an_attempt_that_only_removes_a_dead_waiter_is_refused() {
+    let mut stream = master();
+    let (queue, deadlines) = ("redisson_lock_queue:{a}", "redisson_lock_timeout:{a}");
+    let take = "8f6ed299ffd259f0539c20f89253998c0777ea75";
+    stream
+        .client(&format!("EVALSHA {take} 3 a {queue} {deadlines} 30000 {H} 300000 1795218440976"));
+    stream.lua(&format!("lindex {queue} 0")).lua(&format!("zscore {deadlines} {OTHER}"));
+    stream.lua(&format!("zrem {deadlines} {OTHER}")).lua(&format!("lpop {queue}"));
+    stream.lua("exists a").lua(&format!("hexists a {H}"));
+    assert_eq!(stream.seen(), ["dropped_from_queue a fair O", "refused a fair H"]);
+}
+
+#[test]
 fn a_second_read_hold_is_a_reentry() {
     let mut stream = master();
     let take = "95553a6ff11176c18e71344e89d116b06fd6f753";

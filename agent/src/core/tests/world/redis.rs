@@ -49,19 +49,22 @@ impl World {
             }
             "keep" | "keep_read" => {
                 // Readers' markers, whose prefix follows the holder, are not modelled; their maximum number comes
-                // before the count.
-                let (first, step) = if call.script.name == "keep" { (2, 1) } else { (3, 2) };
+                // before the count, and the lease of each after its prefix.
+                let plain = call.script.name == "keep";
+                let (first, step) = if plain { (2, 1) } else { (3, 3) };
                 let count: i64 = args[first - 1].parse().unwrap();
                 let (mut kept, mut others) = (0, Vec::new());
-                let holders = args[first..].iter().step_by(step);
-                for ((i, key), me) in (0_i64..).zip(call.keys.iter()).zip(holders) {
+                for ((i, key), words) in
+                    (0_i64..).zip(call.keys.iter()).zip(args[first..].chunks(step))
+                {
+                    let (me, lease) = (&words[0], if plain { &args[0] } else { &words[2] });
                     match self.redis.get_mut(&text(key)) {
                         None => others.extend([i + 1, 0]),
                         Some(hash) => match hash.fields.get_mut(me) {
                             None => others.extend([i + 1, 2]),
                             Some(field) => {
                                 *field = count;
-                                hash.expires = hash.expires.max(Some(now + ms(&args[0])));
+                                hash.expires = hash.expires.max(Some(now + ms(lease)));
                                 kept += 1;
                             }
                         },
