@@ -52,6 +52,28 @@ func (g *grant) lose(reason string) {
 	g.mu.Unlock()
 }
 
+// apply records an event that the agent reports.
+func (g *grant) apply(event push) {
+	switch event[0] {
+	case "lock-lost":
+		g.update(func(g *grant) { g.count = 0 })
+		g.lose(text(event[len(event)-1]))
+	case "lock-jeopardy":
+		g.warn(true)
+	case "lock-safe":
+		g.warn(false)
+	}
+}
+
+// endUnlisted ends a grant that the agent does not list, without a loss if only the reply to its release was lost.
+func (g *grant) endUnlisted() {
+	released := false
+	g.update(func(g *grant) { g.count, released = 0, g.releasing })
+	if !released {
+		g.lose("the agent does not hold it any more")
+	}
+}
+
 // loseLocked ends the grant and unlocks the mutex before it notifies anyone.
 func (g *grant) loseLocked(reason string) error {
 	g.lost = &LostError{Name: g.name, Reason: reason}
@@ -102,6 +124,13 @@ func (g *grant) warn(atRisk bool) {
 	for _, listener := range listeners {
 		go listener()
 	}
+}
+
+// hasEnded reports whether a loss was noticed.
+func (g *grant) hasEnded() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.lost != nil
 }
 
 // update changes fields under the mutex.

@@ -54,6 +54,7 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 	defer context.AfterFunc(ctx, func() { conn.socket.Close() })()
 	s.mu.Lock()
 	id, secret := s.id, s.secret
+	clear(s.unclaimed)
 	s.mu.Unlock()
 	sent := boot()
 	// With PROCESS the session's grace ends with this process, since nothing else knows its secret.
@@ -126,11 +127,7 @@ func (s *session) takeOver(rows []any) {
 		row, found := listed[g.holder]
 		delete(listed, g.holder)
 		if !found {
-			released := false
-			g.update(func(g *grant) { g.count, released = 0, g.releasing })
-			if !released { // Otherwise only the reply to its release was lost.
-				g.lose("the agent does not hold it any more")
-			}
+			g.endUnlisted()
 			continue
 		}
 		alive := g.held() // A hold whose deadline has passed stays lost.
@@ -166,18 +163,17 @@ func (s *session) onPush(event push) {
 	if len(event) < 3 {
 		return
 	}
-	g := s.find(text(event[1]), text(event[2]))
-	if g == nil {
-		return
+	place := key{text(event[1]), text(event[2])}
+	s.mu.Lock()
+	g := s.grants[place]
+	if g == nil || g.hasEnded() {
+		s.unclaimed[place] = event
 	}
-	switch event[0] {
-	case "lock-lost":
-		g.update(func(g *grant) { g.count = 0 })
-		g.lose(text(event[len(event)-1]))
-	case "lock-jeopardy":
-		g.warn(true)
-	case "lock-safe":
-		g.warn(false)
+	s.mu.Unlock()
+	if g != nil {
+		g.apply(event)
+	}
+	if event[0] == "lock-safe" {
 		go s.tend()
 	}
 }

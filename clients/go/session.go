@@ -46,6 +46,7 @@ type session struct {
 	uncertain  bool          // a command went unanswered: the agent may have holds unknown here
 	recovering bool          // a recovery waits for the turn
 	grants     map[key]*grant
+	unclaimed  map[key]push // the last event of each lock that has no grant here: its grant may be recorded only later
 	users      int
 	timer      *time.Timer
 	closing    bool
@@ -53,7 +54,10 @@ type session struct {
 }
 
 func newSession(path string, grace time.Duration, onIdle func(*session)) *session {
-	return &session{path: path, grace: grace, onIdle: onIdle, turn: make(chan struct{}, 1), grants: map[key]*grant{}}
+	return &session{
+		path: path, grace: grace, onIdle: onIdle, turn: make(chan struct{}, 1),
+		grants: map[key]*grant{}, unclaimed: map[key]push{},
+	}
 }
 
 func (s *session) enter() {
@@ -158,6 +162,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 		}
 		s.mu.Lock()
 		words = append(words, "IN", s.id)
+		clear(s.unclaimed) // They tell of earlier grants.
 		s.mu.Unlock()
 		sent := boot()
 		p := conn.send(words...)
@@ -455,6 +460,7 @@ func (s *session) isClosing() bool {
 func (s *session) granted(fields map[string]any, fixed bool) *grant {
 	name, kind, holder := text(fields["lock"]), text(fields["kind"]), text(fields["holder"])
 	g := s.find(name, kind)
+	var event push
 	if g == nil || g.holder != holder {
 		if g != nil {
 			g.lose("it was granted again")
@@ -463,6 +469,8 @@ func (s *session) granted(fields map[string]any, fixed bool) *grant {
 		g.ceiling, g.watched = forever, replyLimit
 		s.mu.Lock()
 		s.grants[key{name, kind}] = g
+		event = s.unclaimed[key{name, kind}]
+		delete(s.unclaimed, key{name, kind})
 		closing := s.closing
 		s.mu.Unlock()
 		if closing {
@@ -474,6 +482,9 @@ func (s *session) granted(fields map[string]any, fixed bool) *grant {
 		g.renewed = g.renewed || !fixed
 		g.deadline = max(g.deadline, validUntil(fields))
 	})
+	if event != nil {
+		g.apply(event)
+	}
 	return g
 }
 
@@ -627,10 +638,18 @@ func (s *session) tend() {
 	s.arm()
 }
 
+// refresh reads the deadlines on the session's connection. Only what has the turn records grants, so a grant that is not
+// listed was recorded before.
 func (s *session) refresh() {
 	rows, err := s.call("HOLDS")
-	if err == nil {
-		s.renew(rows)
+	if err != nil {
+		return
+	}
+	listed := s.renew(rows)
+	for _, g := range s.all() {
+		if !listed[g.holder] {
+			g.endUnlisted()
+		}
 	}
 }
 
@@ -645,10 +664,13 @@ func (s *session) refreshFromOutside() {
 	}
 }
 
-func (s *session) renew(rows any) {
+// renew records the deadlines in the reply to HOLDS. It returns the holders that are listed.
+func (s *session) renew(rows any) map[string]bool {
+	listed := map[string]bool{}
 	list, _ := rows.([]any)
 	for _, row := range list {
 		fields, _ := row.(map[string]any)
+		listed[text(fields["holder"])] = true
 		g := s.find(text(fields["lock"]), text(fields["kind"]))
 		if g == nil || g.holder != text(fields["holder"]) || fields["valid_until_ns"] == nil || s.connected() == nil {
 			continue
@@ -662,4 +684,5 @@ func (s *session) renew(rows any) {
 			})
 		}
 	}
+	return listed
 }

@@ -41,3 +41,22 @@ func TestAConnectionWithAnUnansweredCommandIsNotUsedAgain(t *testing.T) {
 		t.Fatal("the next command would be sent on it")
 	}
 }
+
+func TestAnEventThatComesBeforeItsGrantIsRecordedCounts(t *testing.T) {
+	fields := func(holder string) map[string]any {
+		until := int64(boot() + time.Hour)
+		return map[string]any{"lock": "orders:42", "kind": "lock", "holder": holder, "holds": int64(1), "valid_until_ns": until}
+	}
+	session := newSession("", 0, func(*session) {})
+	session.onPush(push{"lock-lost", "orders:42", "lock", "forced"})
+	lost := session.granted(fields("1"), false)
+	if err := lost.err(); err == nil || lost.surplus() {
+		t.Fatalf("%v, surplus: %v", err, lost.surplus())
+	}
+	// The lost grant is still there.
+	session.onPush(push{"lock-jeopardy", "orders:42", "lock", int64(1), int64(2)})
+	again := session.granted(fields("2"), false)
+	if err := again.err(); err != nil || !again.atRisk {
+		t.Fatalf("%v, at risk: %v", err, again.atRisk)
+	}
+}

@@ -65,6 +65,21 @@ export class Grant {
     return this.count > this.handles;
   }
 
+  /** Records an event that the agent reports. */
+  apply([word, , , ...rest]) {
+    if (word === "lock-lost") {
+      this.count = 0;
+      this.lose(rest[0]);
+    } else if (word === "lock-jeopardy") this.warn(true);
+    else if (word === "lock-safe") this.warn(false);
+  }
+
+  /** Ends a grant that the agent does not list, without a loss if only the reply to its release was lost. */
+  endUnlisted() {
+    this.count = 0;
+    if (!this.releasing) this.lose("the agent does not hold it any more");
+  }
+
   lose(reason) {
     if (this.lost !== null) return;
     this.lost = new LockLostError(this.name, reason);

@@ -53,6 +53,7 @@ export class Session {
   #uncertain = false; // a command went unanswered: the agent may have holds unknown here
   #recovering = false; // a recovery waits for the turn
   #grants = new Map();
+  #unclaimed = new Map(); // the last event of each lock that has no grant here: its grant may be recorded only later
   #queue = Promise.resolve(); // commands run one after another
   #users = 0;
   #running = 0;
@@ -132,6 +133,7 @@ export class Session {
         const words = [...(several ? ["MLOCK", names.length] : ["LOCK"]), ...names, "KIND", kind];
         if (wait !== undefined) words.push("WAIT", Math.floor(left));
         if (lease !== undefined) words.push("LEASE", Math.floor(lease));
+        this.#unclaimed.clear(); // They tell of earlier grants.
         const sent = boot();
         const reply = connection.send(...words, "IN", this.#id);
         try {
@@ -285,6 +287,9 @@ export class Session {
     grant.count = fields.holds;
     grant.renewed ||= lease === undefined;
     grant.deadline = Math.max(grant.deadline, deadline(fields, sent));
+    const event = this.#unclaimed.get(place);
+    this.#unclaimed.delete(place);
+    if (event !== undefined) grant.apply(event);
     if (this.#closing) grant.lose("the agent object was closed");
     return grant;
   }
@@ -396,6 +401,7 @@ export class Session {
       (words) => this.#pushed(words),
       (closed) => this.#closed(closed),
     );
+    this.#unclaimed.clear();
     const abort = () => connection.abort();
     const ignoreSignal = whenAborted(signal, abort);
     let late = false;
@@ -456,8 +462,7 @@ export class Session {
       const row = listed.get(grant.holder);
       listed.delete(grant.holder);
       if (row === undefined) {
-        grant.count = 0;
-        if (!grant.releasing) grant.lose("the agent does not hold it any more"); // Else the reply to its release was lost.
+        grant.endUnlisted();
         continue;
       }
       grant.count = row.holds;
@@ -473,17 +478,13 @@ export class Session {
     for (const grant of this.#grants.values()) grant.warn(atRisk);
   }
 
-  #pushed([event, name, kind, ...rest]) {
-    const grant = this.#grants.get(key(name, kind));
-    if (grant === undefined) return;
-    if (event === "lock-lost") {
-      grant.count = 0;
-      grant.lose(rest[0]);
-    } else if (event === "lock-jeopardy") grant.warn(true);
-    else if (event === "lock-safe") {
-      grant.warn(false);
-      this.#tend();
-    }
+  #pushed(event) {
+    const [word, name, kind] = event;
+    const place = key(name, kind);
+    const grant = this.#grants.get(place);
+    if (grant === undefined || grant.lost !== null) this.#unclaimed.set(place, event);
+    grant?.apply(event);
+    if (word === "lock-safe") this.#tend();
   }
 
   #closed(connection) {
@@ -553,9 +554,16 @@ export class Session {
     this.#arm();
   }
 
+  /**
+   * Reads the deadlines on the session's connection. Only what has the turn records grants, so a grant that is not listed was
+   * recorded before.
+   */
   async #refresh() {
     const sent = boot();
-    for (const row of await this.#call("HOLDS")) this.#renewed(row, sent);
+    const rows = await this.#call("HOLDS");
+    for (const row of rows) this.#renewed(row, sent);
+    const listed = new Set(rows.map((row) => row.holder));
+    for (const grant of this.#grants.values()) if (!listed.has(grant.holder)) grant.endUnlisted();
   }
 
   /** Reads the deadlines between two attempts. A draining agent accepts no other connection for this. */

@@ -1,5 +1,6 @@
 //! Deadlines: ends holds whose deadline has passed, and reads the deadlines that renewals moved.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,7 +63,8 @@ impl Session {
         self.arm();
     }
 
-    /// Reads the deadlines of the owner whose turn it is.
+    /// Reads the deadlines of the owner whose turn it is. Only what has the turn records grants, so a grant that is not
+    /// listed was recorded before.
     pub(crate) async fn refresh(self: &Arc<Self>) -> Result<(), Failure> {
         let _using = self.enter();
         let Some(connection) = self.connected() else { return Ok(()) };
@@ -71,6 +73,13 @@ impl Session {
             Ok(rows) => {
                 self.state().prove(sent);
                 self.renew(rows.list());
+                let listed: HashSet<_> =
+                    rows.list().iter().map(|row| row.get("holder").bytes()).collect();
+                for grant in self.grants() {
+                    if !listed.contains(grant.holder.as_bytes()) {
+                        grant.end_unlisted();
+                    }
+                }
                 Ok(())
             }
             Err(failure) => Err(failure),

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, watch};
 use crate::clock::boot;
 use crate::connection::REPLY_LIMIT;
 use crate::error::Lost;
+use crate::resp::Value;
 
 /// The name of a lock and its kind's word.
 pub(crate) type Key = (Vec<u8>, Vec<u8>);
@@ -147,11 +148,11 @@ impl Grant {
     }
 
     /// Ends a hold that the agent does not list, without a loss if only the reply to its release was lost.
-    pub(crate) fn end_unlisted(&self, reason: &str) {
+    pub(crate) fn end_unlisted(&self) {
         let mut state = self.state();
         state.count = 0;
         if !state.releasing {
-            self.end(&mut state, reason);
+            self.end(&mut state, "the agent does not hold it any more");
         }
     }
 
@@ -180,6 +181,17 @@ impl Grant {
     pub(crate) fn warn(&self, at_risk: bool) {
         let at_risk = at_risk && !self.state().is_lost();
         self.at_risk.send_if_modified(|now| std::mem::replace(now, at_risk) != at_risk);
+    }
+
+    /// Records an event that the agent reports.
+    pub(crate) fn apply(&self, event: &[Value]) {
+        let [word, _, _, rest @ ..] = event else { return };
+        match word.bytes() {
+            b"lock-lost" => self.lose(&rest.first().map(Value::text).unwrap_or_default()),
+            b"lock-jeopardy" => self.warn(true),
+            b"lock-safe" => self.warn(false),
+            _ => {}
+        }
     }
 
     /// Sets a deadline that the agent reported, unless the last one has passed. Redis may have set a shorter fixed lease

@@ -113,7 +113,8 @@ impl Session {
     /// Requests a session for a connection, or takes over the existing one.
     async fn take_session(&self, connection: &Arc<Connection>) -> Result<Value, Failure> {
         let (id, secret) = {
-            let state = self.state();
+            let mut state = self.state();
+            state.unclaimed.clear();
             (state.id.clone(), state.secret.clone())
         };
         // With PROCESS the session's grace ends with this process, since nothing else knows its secret.
@@ -158,7 +159,7 @@ impl Session {
             rows.iter().map(|row| (row.get("holder").text(), row)).collect();
         for grant in self.grants() {
             let Some(row) = listed.remove(&grant.holder) else {
-                grant.end_unlisted("the agent does not hold it any more");
+                grant.end_unlisted();
                 continue;
             };
             grant.state().count = row.get("holds").integer().unwrap_or(0);
@@ -192,19 +193,22 @@ impl Session {
     }
 
     fn on_push(self: &Arc<Self>, push: &[Value]) {
-        let [event, name, kind, rest @ ..] = push else { return };
-        let Some(grant) = self.find(&(name.bytes().to_vec(), kind.bytes().to_vec())) else {
-            return;
-        };
-        match event.bytes() {
-            b"lock-lost" => grant.lose(&rest.first().map(Value::text).unwrap_or_default()),
-            b"lock-jeopardy" => grant.warn(true),
-            b"lock-safe" => {
-                grant.warn(false);
-                let session = self.clone();
-                tokio::spawn(async move { session.tend().await });
+        let [event, name, kind, ..] = push else { return };
+        let key = (name.bytes().to_vec(), kind.bytes().to_vec());
+        let grant = {
+            let mut state = self.state();
+            let grant = state.grants.get(&key).cloned();
+            if grant.as_ref().is_none_or(|grant| grant.state().is_lost()) {
+                state.unclaimed.insert(key, push.to_vec());
             }
-            _ => {}
+            grant
+        };
+        if let Some(grant) = grant {
+            grant.apply(push);
+        }
+        if event.bytes() == b"lock-safe" {
+            let session = self.clone();
+            tokio::spawn(async move { session.tend().await });
         }
     }
 

@@ -57,6 +57,8 @@ pub(crate) struct SessionState {
     /// A command went unanswered, so that the agent may have holds unknown here.
     pub(crate) uncertain: bool,
     pub(crate) grants: HashMap<Key, Arc<Grant>>,
+    /// The last event of each lock that has no grant here: its grant may be recorded only later.
+    pub(crate) unclaimed: HashMap<Key, Vec<Value>>,
     pub(crate) timer: Option<Timer>,
     pub(crate) closing: bool,
     /// True while the command that has the turn waits for a lock.
@@ -176,6 +178,7 @@ impl Session {
             }
             let Some((connection, id)) = self.link() else { continue };
             let left = end.map(|end| end.saturating_sub(boot()));
+            self.state().unclaimed.clear(); // They tell of earlier grants.
             let sent = boot();
             let mut reply = connection.send(&request.command(left, &id));
             self.state().waiting = true;
@@ -311,16 +314,23 @@ impl Session {
     pub(crate) fn granted(&self, row: &Value, fixed: bool) -> Arc<Grant> {
         let key = (row.get("lock").bytes().to_vec(), row.get("kind").bytes().to_vec());
         let holder = row.get("holder").text();
+        let mut event = None;
         let grant = self.find(&key).filter(|grant| grant.holder == holder).unwrap_or_else(|| {
             let token = row.get("token").integer();
             let grant = Arc::new(Grant::new(key.clone(), holder, token, !fixed));
-            if let Some(old) = self.state().grants.insert(key, grant.clone()) {
+            let mut state = self.state();
+            event = state.unclaimed.remove(&key);
+            if let Some(old) = state.grants.insert(key, grant.clone()) {
                 old.lose("it was granted again");
             }
+            drop(state);
             grant
         });
         let count = row.get("holds").integer().unwrap_or(1);
         grant.state().granted(count, fixed, valid_until(row));
+        if let Some(event) = event {
+            grant.apply(&event);
+        }
         if self.state().closing {
             grant.lose(CLOSED);
         }

@@ -24,14 +24,20 @@ struct Faults {
     refusing: AtomicBool,
     /// The word at which the connection that sends it ends.
     cut_at: Mutex<Option<&'static str>>,
+    /// The agent is asked for no events.
+    silent: AtomicBool,
+    /// The bytes from the agent that the library can read.
+    carried: Mutex<Vec<u8>>,
+}
+
+fn has(bytes: &[u8], word: &str) -> bool {
+    bytes.windows(word.len()).any(|part| part == word.as_bytes())
 }
 
 impl Faults {
     fn cuts(&self, sent: &[u8]) -> bool {
         let mut cut_at = self.cut_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_sent =
-            |word: &mut &str| sent.windows(word.len()).any(|part| part == word.as_bytes());
-        cut_at.take_if(is_sent).is_some()
+        cut_at.take_if(|word| has(sent, word)).is_some()
     }
 }
 
@@ -88,6 +94,16 @@ impl Relay {
     /// Keeps back what the agent sends on all current connections; new ones are relayed.
     pub(crate) fn mute(&self) {
         self.faults.muted.store(self.made(), Ordering::Relaxed);
+    }
+
+    /// Returns whether the agent has sent this word, and the library can read it.
+    pub(crate) fn has_carried(&self, word: &str) -> bool {
+        has(&self.faults.carried.lock().unwrap_or_else(PoisonError::into_inner), word)
+    }
+
+    /// Keeps the agent from sending events: later sessions do not ask for them.
+    pub(crate) fn silence(&self) {
+        self.faults.silent.store(true, Ordering::Relaxed);
     }
 
     /// Sets whether new connections end at once, like those to an agent that is not there.
@@ -150,7 +166,11 @@ async fn carry(
             }
             let read = &bytes[..count];
             sent.lock().unwrap_or_else(PoisonError::into_inner)[number].extend_from_slice(read);
-            to_agent.write_all(read).await?;
+            if faults.silent.load(Ordering::Relaxed) {
+                to_agent.write_all(&without_events(read)).await?;
+            } else {
+                to_agent.write_all(read).await?;
+            }
             if faults.cuts(read) {
                 return Ok(());
             }
@@ -165,6 +185,8 @@ async fn carry(
             }
             if number >= faults.muted.load(Ordering::Relaxed) {
                 to_client.write_all(&bytes[..count]).await?;
+                let mut carried = faults.carried.lock().unwrap_or_else(PoisonError::into_inner);
+                carried.extend_from_slice(&bytes[..count]);
             }
         }
     };
@@ -172,4 +194,13 @@ async fn carry(
         ended = there => ended,
         ended = back => ended,
     }
+}
+
+/// Returns the commands with `PUSH off` in place of `PUSH on`.
+fn without_events(commands: &[u8]) -> Vec<u8> {
+    const ON: &[u8] = b"PUSH\r\n$2\r\non\r\n";
+    let Some(at) = commands.windows(ON.len()).position(|part| part == ON) else {
+        return commands.to_vec();
+    };
+    [&commands[..at], b"PUSH\r\n$3\r\noff\r\n", &commands[at + ON.len()..]].concat()
 }

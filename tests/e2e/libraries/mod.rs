@@ -185,6 +185,7 @@ macro_rules! conformance {
                 a_cancelled_wait_leaves_nothing_behind
                 a_stopped_process_finds_its_hold_over
                 a_grant_that_arrives_after_its_deadline_is_not_used
+                a_grant_that_is_lost_before_it_is_read_is_not_used
                 several_locks_are_acquired_together_or_not_at_all
                 a_loss_among_several_is_reported
                 a_cancelled_wait_for_several_leaves_nothing_behind
@@ -217,6 +218,7 @@ macro_rules! conformance {
                 a_hold_at_risk_is_reported_again_after_a_cut
                 a_reentry_without_a_reply_is_renewed
                 a_loss_among_several_names_all_of_them
+                a_loss_that_no_event_reports_is_found_in_the_list
             }
         }
     )*};

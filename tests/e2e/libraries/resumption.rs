@@ -205,3 +205,19 @@ pub(super) async fn a_loss_among_several_names_all_of_them(library: &Library) ->
     ensure!(answer["text"].as_str().is_some_and(|text| text.contains("kept, taken")), "{answer}");
     Ok(())
 }
+
+pub(super) async fn a_loss_that_no_event_reports_is_found_in_the_list(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", SHORT]).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    relay.silence();
+    stage.driver = Driver::with_grace(library, &relay.socket(), GRACE)?;
+    stage.driver.ok("lock a orders:42 lease=600000").await?;
+    stage.driver.ok("lock b orders:43 lease=600000").await?;
+    stage.direct.call("DEL orders:42").await?.ok()?;
+    let event = stage.driver.event("lost", "a").await?;
+    ensure!(event["reason"] == "the agent does not hold it any more", "{event}");
+    stage.driver.ok("check b").await?;
+    stage.driver.fails("release a", "lost").await
+}

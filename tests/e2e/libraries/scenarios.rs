@@ -421,6 +421,37 @@ pub(super) async fn a_grant_that_arrives_after_its_deadline_is_not_used(
     stage.driver.ok("check a").await.map(drop)
 }
 
+pub(super) async fn a_grant_that_is_lost_before_it_is_read_is_not_used(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.connect(library, &relay.socket())?;
+    stage.other_has("LOCK orders:42").await?;
+    let waiting = stage.driver.send("main", "lock a orders:42 wait=120000").await?;
+    stage.waits("orders:42", true).await;
+    stage.driver.process().freeze().await?;
+    stage.other_has("UNLOCK orders:42").await?;
+    stage.waits("orders:42", false).await;
+    let lost = stage.holder("orders:42").await?;
+    ensure!(lost.contains(':'), "no grant: {lost}");
+    stage.other_has("FORCE orders:42").await?;
+    eventually("the loss", async || {
+        ensure!(relay.has_carried("lock-lost"), "it is not reported");
+        Ok(())
+    })
+    .await;
+    stage.driver.process().thaw()?;
+    let granted = stage.driver.answer(waiting).await?;
+    let holder = granted["holder"].as_str().with_context(|| format!("no grant: {granted}"))?;
+    if lost.contains(holder) {
+        // Another thread has read the grant before the loss.
+        stage.driver.event("lost", "a").await?;
+        return stage.driver.fails("check a", "lost").await;
+    }
+    stage.driver.ok("check a").await.map(drop)
+}
+
 pub(super) async fn a_hold_stays_certain_while_its_owner_waits_for_another_lock(
     library: &Library,
 ) -> Result<()> {

@@ -6,7 +6,7 @@ import threading
 from typing import Callable, List, Optional, Tuple
 
 from ._clock import boot
-from ._connection import REPLY_LIMIT
+from ._connection import REPLY_LIMIT, Push
 
 _log = logging.getLogger("lockscope")
 
@@ -57,6 +57,23 @@ class Grant:
             listeners, self.on_lost = self.on_lost, []
         self.lost.set()
         self._tell(listeners)
+
+    def apply(self, push: Push) -> None:
+        """Record an event that the agent reports."""
+        event, _, _, *rest = push
+        if event == "lock-lost":
+            self.count = 0
+            self.lose(rest[0])
+        elif event == "lock-jeopardy":
+            self.warn(True)
+        elif event == "lock-safe":
+            self.warn(False)
+
+    def end_unlisted(self) -> None:
+        """End a grant that the agent does not list, without a loss if only the reply to its release was lost."""
+        self.count = 0
+        if not self.releasing:
+            self.lose("the agent does not hold it any more")
 
     def lose_in_child(self) -> None:
         """End the grant in a forked child, which cannot rely on locks and threads of the parent."""

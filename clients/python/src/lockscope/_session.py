@@ -61,6 +61,8 @@ class Session:
         #: True while a recovery waits for the current command to end.
         self._recovering = False
         self.grants: Dict[Key, Grant] = {}
+        #: The last event of each lock that has no grant here: its grant may be recorded only later.
+        self._unclaimed: Dict[Key, Push] = {}
         #: The owner that this session serves, and the callback for a session that is free for another owner.
         self.owner: Optional[object] = None
         self._on_idle = on_idle
@@ -131,6 +133,7 @@ class Session:
                 connection = self._connection
                 assert connection is not None
                 left = None if end is None else max(0.0, end - boot())
+                self._unclaimed.clear()  # They tell of earlier grants.
                 sent = boot()
                 reply = connection.send(*_lock_words(names, several, kind, left, lease, self._id))
                 try:
@@ -325,6 +328,8 @@ class Session:
         grant.count = fields["holds"]
         grant.renewed = grant.renewed or lease is None
         grant.deadline = max(grant.deadline, _deadline(fields))
+        if (grant.name, kind) in self._unclaimed:
+            grant.apply(self._unclaimed.pop((grant.name, kind)))
         return grant
 
     def _granted_all(self, rows: Any, kind: str, lease: Optional[float], sent: float) -> List[Grant]:
@@ -431,6 +436,7 @@ class Session:
             return REPLY_LIMIT if end is None else min(REPLY_LIMIT, max(0.0, end - boot()))
 
         connection = await Connection.open(self._path, self._on_push, self._on_close)
+        self._unclaimed.clear()
         try:
             sent = boot()
             if self._id is None:
@@ -475,9 +481,7 @@ class Session:
         for grant in list(self.grants.values()):
             row = listed.pop(grant.holder, None)
             if row is None:
-                grant.count = 0
-                if not grant.releasing:  # Otherwise only the reply to its release was lost.
-                    grant.lose("the agent does not hold it any more")
+                grant.end_unlisted()
             elif grant.held:  # A hold whose deadline has passed stays lost.
                 grant.count = row["holds"]
                 grant.deadline = _deadline(row)
@@ -502,17 +506,13 @@ class Session:
             grant.warn(at_risk)
 
     def _on_push(self, push: Push) -> None:
-        event, name, kind, *rest = push
+        event, name, kind, *_ = push
         grant = self.grants.get((name, kind))
-        if grant is None:
-            return
-        if event == "lock-lost":
-            grant.count = 0
-            grant.lose(rest[0])
-        elif event == "lock-jeopardy":
-            grant.warn(True)
-        elif event == "lock-safe":
-            grant.warn(False)
+        if grant is None or grant.reason is not None:
+            self._unclaimed[name, kind] = push
+        if grant is not None:
+            grant.apply(push)
+        if event == "lock-safe":
             self._spawn(self._tend())
 
     def _on_close(self, connection: Connection) -> None:
@@ -595,10 +595,19 @@ class Session:
         self._arm()
 
     async def _refresh(self) -> None:
+        """Read the deadlines on the session's connection.
+
+        Only what has the turn records grants, so a grant that is not listed was recorded before.
+        """
         if self._connection is None:
             return
-        for row in await self._call("HOLDS"):
+        rows = await self._call("HOLDS")
+        for row in rows:
             self._renewed(row)
+        listed = {row["holder"] for row in rows}
+        for grant in list(self.grants.values()):
+            if grant.holder not in listed:
+                grant.end_unlisted()
 
     async def _refresh_while_draining(self) -> None:
         """Read the deadlines between two attempts. A draining agent accepts no other connection for this."""

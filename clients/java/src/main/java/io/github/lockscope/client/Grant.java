@@ -2,6 +2,7 @@ package io.github.lockscope.client;
 
 import java.util.ArrayDeque;
 import java.util.Deque;
+import java.util.List;
 import java.util.OptionalLong;
 import java.util.function.Consumer;
 
@@ -76,10 +77,25 @@ final class Grant {
     }
 
     /** Ends a grant that the agent does not list, without a loss if only the reply to its release was lost. */
-    synchronized void endUnlisted(String reason) {
+    synchronized void endUnlisted() {
         count = 0;
         if (!releasing) {
-            lose(reason);
+            lose("the agent does not hold it any more");
+        }
+    }
+
+    /** Returns whether a loss was noticed. */
+    synchronized boolean hasEnded() {
+        return lossReason != null;
+    }
+
+    /** Records an event that the agent reports. */
+    synchronized void apply(List<Object> event) {
+        switch (Fields.text(event.get(0))) {
+            case "lock-lost" -> loseAll(Fields.text(event.get(event.size() - 1)));
+            case "lock-jeopardy" -> setAtRisk(true);
+            case "lock-safe" -> setAtRisk(false);
+            default -> { }
         }
     }
 

@@ -3,6 +3,7 @@ package io.github.lockscope.client;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -13,6 +14,8 @@ final class Grants {
 
     private final Engine engine;
     private final Map<Key, Grant> grants = new LinkedHashMap<>();
+    /** The last event of each lock that has no grant here: its grant may be recorded only later. */
+    private final Map<Key, List<Object>> unclaimed = new HashMap<>();
 
     Grants(Engine engine) {
         this.engine = engine;
@@ -48,6 +51,23 @@ final class Grants {
         }
     }
 
+    /** Drops the events of locks without a grant. They tell of earlier grants. */
+    synchronized void forgetUnclaimed() {
+        unclaimed.clear();
+    }
+
+    /** Records an event that the agent reports. */
+    synchronized void apply(List<Object> event) {
+        var key = new Key(Fields.text(event.get(1)), Kind.ofWord(Fields.text(event.get(2))));
+        var grant = grants.get(key);
+        if (grant == null || grant.hasEnded()) {
+            unclaimed.put(key, event);
+        }
+        if (grant != null) {
+            grant.apply(event);
+        }
+    }
+
     /** Records a grant or a re-entry that the agent reports. */
     synchronized Grant granted(Map<?, ?> fields, boolean fixed, long sent) {
         String holder = Fields.text(fields.get("holder"));
@@ -61,6 +81,10 @@ final class Grants {
             grants.put(key, grant);
         }
         grant.granted(Fields.number(fields.get("holds")), fixed, deadline(fields, sent));
+        var event = unclaimed.remove(key);
+        if (event != null) {
+            grant.apply(event);
+        }
         return grant;
     }
 
@@ -86,6 +110,17 @@ final class Grants {
         }
     }
 
+    /** Ends the grants that are not in a list of holds, which was requested after they were recorded. */
+    void endUnlisted(Collection<?> rows) {
+        var listed = new HashSet<Object>();
+        rows.forEach(row -> listed.add(Fields.map(row).get("holder")));
+        for (var grant : all()) {
+            if (!listed.contains(grant.holder)) {
+                grant.endUnlisted();
+            }
+        }
+    }
+
     /** Compares the grants with the list of holds of a session that was resumed. */
     void takeOver(Collection<?> rows, long sent) {
         var listed = new HashMap<String, Map<?, ?>>();
@@ -96,7 +131,7 @@ final class Grants {
         for (var grant : all()) {
             var fields = listed.remove(grant.holder);
             if (fields == null) {
-                grant.endUnlisted("the agent does not hold it any more");
+                grant.endUnlisted();
                 continue;
             }
             grant.setCount(Fields.number(fields.get("holds")));

@@ -67,13 +67,17 @@ final class Renewals {
         arm();
     }
 
-    /** Reads the deadlines on the owner's connection, which must be free. */
+    /**
+     * Reads the deadlines on the owner's connection, for which the caller must have the turn. Only what has the turn
+     * records grants, so a grant that is not listed was recorded before.
+     */
     void refresh() {
         var connection = link.connection();
         long sent = BootClock.atLeast();
         try {
             var rows = Fields.list(link.call("HOLDS"));
             link.ifCurrent(connection, () -> grants.renew(rows, sent));
+            grants.endUnlisted(rows);
         } catch (Failure failure) {
             // The next connection brings the list, or the deadlines end the grants.
             return;

@@ -190,6 +190,7 @@ final class Session {
         }
         boolean limited = end != Interruption.FOREVER;
         long left = Math.max(0, end - BootClock.atLeast());
+        grants.forgetUnclaimed();
         long sent = BootClock.atLeast();
         var reply = connection.send(request.words(limited ? TimeUnit.NANOSECONDS.toMillis(left) : -1, link.id()));
         try {
@@ -513,23 +514,15 @@ final class Session {
             if (event.size() < 3) {
                 return;
             }
-            var grant = grants.find(Fields.text(event.get(1)), Kind.ofWord(Fields.text(event.get(2))));
-            if (grant == null) {
-                return;
-            }
-            switch (Fields.text(event.get(0))) {
-                case "lock-lost" -> grant.loseAll(Fields.text(event.get(event.size() - 1)));
-                case "lock-jeopardy" -> grant.setAtRisk(true);
-                case "lock-safe" -> {
-                    grant.setAtRisk(false);
-                    engine.run(renewals::tend);
-                }
-                default -> { }
+            grants.apply(event);
+            if (Fields.text(event.get(0)).equals("lock-safe")) {
+                engine.run(renewals::tend);
             }
         }
 
         @Override
         public void onResume(boolean resumed) {
+            grants.forgetUnclaimed();
             grants.all().forEach(grant -> grant.setAtRisk(!resumed));
         }
 
