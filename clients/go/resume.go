@@ -58,12 +58,15 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 	s.mu.Unlock()
 	sent := boot()
 	// With PROCESS the session's grace ends with this process, since nothing else knows its secret.
-	var reply any
+	var reply, holds any
 	if id != "" {
 		if reply, err = conn.call("RESUME", id, secret); err == nil {
 			s.remember(reply) // The next command voids the old secret.
 			s.warn(false)     // After it, the agent reports the holds that are at risk.
-			if _, err = conn.call("SESSION", "PUSH", "on", "PROCESS", "on"); err != nil {
+			if _, err = conn.call("SESSION", "PUSH", "on", "PROCESS", "on"); err == nil {
+				holds, err = conn.call("HOLDS") // A loss before PUSH on is never reported.
+			}
+			if err != nil {
 				s.warn(true)
 			}
 		}
@@ -90,7 +93,6 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 		return err
 	}
 	s.remember(reply)
-	ticket, _ := reply.(map[string]any)
 	s.mu.Lock()
 	if s.closing {
 		s.id = ""
@@ -100,7 +102,7 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 	}
 	s.conn, s.proven, s.uncertain = conn, sent, false
 	s.mu.Unlock()
-	rows, _ := ticket["holds"].([]any)
+	rows, _ := holds.([]any)
 	s.takeOver(rows)
 	if conn.isClosed() {
 		s.onClose(conn)

@@ -431,6 +431,7 @@ export class Session {
         this.#secret = ticket.secret; // The next command voids the old secret.
         this.#warn(false); // After it, the agent reports the holds that are at risk.
         await connection.call("SESSION", ...OPTIONS);
+        ticket.holds = await connection.call("HOLDS"); // A loss before PUSH on is never reported.
       }
       if (connection.closed) throw new Disconnected("closed");
       if (this.#closing) {

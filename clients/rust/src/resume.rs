@@ -71,8 +71,8 @@ impl Session {
             Some(cancel) => cancel.unless_requested(opening).await,
             None => Some(opening.await),
         };
-        let ticket = match opened {
-            Some(Ok(Ok(ticket))) => ticket,
+        let holds = match opened {
+            Some(Ok(Ok(holds))) => holds,
             failed => {
                 connection.close();
                 return match failed {
@@ -103,14 +103,15 @@ impl Session {
             connection.close();
             return Ok(Err(Failure::Disconnected));
         }
-        self.take_over(ticket.get("holds").list());
+        self.take_over(holds.list());
         if connection.is_closed() {
             self.on_close(&connection);
         }
         Ok(Ok(()))
     }
 
-    /// Requests a session for a connection, or takes over the existing one.
+    /// Requests a session for a connection, or takes over the existing one. Returns the session's holds, which are read
+    /// once the agent reports losses: one before PUSH on is never reported.
     async fn take_session(&self, connection: &Arc<Connection>) -> Result<Value, Failure> {
         let (id, secret) = {
             let mut state = self.state();
@@ -126,8 +127,12 @@ impl Session {
             self.remember(&ticket);
             // After it, the agent reports the holds that are at risk.
             self.warn(false);
-            connection.call(&session()).await.inspect_err(|_| self.warn(true))?;
-            return Ok(ticket);
+            let pushes = connection.call(&session()).await;
+            let holds = match pushes {
+                Ok(_) => connection.call(&Command::new("HOLDS")).await,
+                failed => failed,
+            };
+            return holds.inspect_err(|_| self.warn(true));
         }
         let mut grace = self.grace;
         let ticket = if grace.as_millis() == 0 {
@@ -144,7 +149,7 @@ impl Session {
         };
         self.remember(&ticket);
         self.state().given = grace;
-        Ok(ticket)
+        Ok(Value::Null)
     }
 
     fn remember(&self, ticket: &Value) {

@@ -8,6 +8,7 @@ use anyhow::Result;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use harness::Reply;
@@ -24,6 +25,10 @@ struct Faults {
     refusing: AtomicBool,
     /// The word at which the connection that sends it ends.
     cut_at: Mutex<Option<&'static str>>,
+    /// The word of the agent at which its connection carries nothing from it for a while.
+    hold_at: Mutex<Option<&'static str>>,
+    /// Bytes that are held back may pass.
+    open: watch::Sender<bool>,
     /// The agent is asked for no events.
     silent: AtomicBool,
     /// The bytes from the agent that the library can read.
@@ -34,11 +39,10 @@ fn has(bytes: &[u8], word: &str) -> bool {
     bytes.windows(word.len()).any(|part| part == word.as_bytes())
 }
 
-impl Faults {
-    fn cuts(&self, sent: &[u8]) -> bool {
-        let mut cut_at = self.cut_at.lock().unwrap_or_else(PoisonError::into_inner);
-        cut_at.take_if(|word| has(sent, word)).is_some()
-    }
+/// Returns whether these bytes have the word, which then is taken away.
+fn meets(word: &Mutex<Option<&'static str>>, bytes: &[u8]) -> bool {
+    let mut word = word.lock().unwrap_or_else(PoisonError::into_inner);
+    word.take_if(|word| has(bytes, word)).is_some()
 }
 
 /// A separate socket in front of the agent's. Its connections end when it is dropped.
@@ -94,6 +98,22 @@ impl Relay {
     /// Keeps back what the agent sends on all current connections; new ones are relayed.
     pub(crate) fn mute(&self) {
         self.faults.muted.store(self.made(), Ordering::Relaxed);
+    }
+
+    /// Holds back what the agent sends on a connection, from the next bytes with this word on.
+    pub(crate) fn hold_back(&self, word: &'static str) {
+        self.faults.open.send_replace(false);
+        *self.faults.hold_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(word);
+    }
+
+    /// Returns whether the agent has sent the word at which it is held back.
+    pub(crate) fn holds_back(&self) -> bool {
+        self.faults.hold_at.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Lets pass what is held back.
+    pub(crate) fn let_pass(&self) {
+        self.faults.open.send_replace(true);
     }
 
     /// Returns whether the agent has sent this word, and the library can read it.
@@ -171,7 +191,7 @@ async fn carry(
             } else {
                 to_agent.write_all(read).await?;
             }
-            if faults.cuts(read) {
+            if meets(&faults.cut_at, read) {
                 return Ok(());
             }
         }
@@ -182,6 +202,9 @@ async fn carry(
             let count = from_agent.read(&mut bytes).await?;
             if count == 0 {
                 return anyhow::Ok(());
+            }
+            if meets(&faults.hold_at, &bytes[..count]) {
+                faults.open.subscribe().wait_for(|open| *open).await?;
             }
             if number >= faults.muted.load(Ordering::Relaxed) {
                 to_client.write_all(&bytes[..count]).await?;

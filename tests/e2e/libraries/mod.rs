@@ -218,6 +218,7 @@ macro_rules! conformance {
                 a_hold_at_risk_is_reported_again_after_a_cut
                 a_reentry_without_a_reply_is_renewed
                 a_loss_among_several_names_all_of_them
+                a_loss_during_a_resumption_counts
                 a_loss_that_no_event_reports_is_found_in_the_list
             }
         }

@@ -206,6 +206,26 @@ pub(super) async fn a_loss_among_several_names_all_of_them(library: &Library) ->
     Ok(())
 }
 
+pub(super) async fn a_loss_during_a_resumption_counts(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.driver.ok("lock a orders:42 lease=600000").await?;
+    // Only the reply to RESUME has this word. The library does not ask for events before it has read it.
+    relay.hold_back("grace_ms");
+    relay.cut();
+    eventually("the reply to RESUME", async || {
+        ensure!(relay.holds_back(), "none");
+        Ok(())
+    })
+    .await;
+    stage.other_has("FORCE orders:42").await?;
+    stage.other_has("LOCK orders:42").await?;
+    relay.let_pass();
+    stage.driver.ok("lock b orders:43 wait=60000").await?;
+    stage.driver.fails("check a", "lost").await?;
+    stage.driver.fails("release a", "lost").await
+}
+
 pub(super) async fn a_loss_that_no_event_reports_is_found_in_the_list(
     library: &Library,
 ) -> Result<()> {

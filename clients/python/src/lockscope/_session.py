@@ -454,6 +454,8 @@ class Session:
                 self._secret = ticket["secret"]  # The next command voids the old secret.
                 self._warn(False)  # After it, the agent reports the holds that are at risk.
                 await connection.call("SESSION", *_OPTIONS, limit=limit())
+                # A loss before PUSH on is never reported.
+                ticket["holds"] = await connection.call("HOLDS", limit=limit())
             if connection.refusal is not None:
                 raise connection.refusal
             if self._closing:

@@ -5,7 +5,6 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Collection;
 import java.util.List;
-import java.util.Map;
 import java.util.concurrent.TimeUnit;
 
 /** A session's connection to the agent, and the connections that resume it. */
@@ -159,9 +158,9 @@ final class Link implements Connection.Listener {
         var fresh = Connection.open(path, engine, this, left, interruption);
         var limit = engine.after(left - (System.nanoTime() - begun), fresh::close);
         long sent = BootClock.atLeast();
-        Map<?, ?> ticket;
+        List<?> holds;
         try {
-            ticket = begin(fresh, interruption);
+            holds = begin(fresh, interruption);
         } catch (Failure failure) {
             fresh.close();
             throw limit.getDelay(TimeUnit.NANOSECONDS) <= 0 ? Failure.disconnected("no reply in time") : failure;
@@ -182,14 +181,17 @@ final class Link implements Connection.Listener {
             fresh.quit();
             return;
         }
-        listener.onConnect(Fields.list(ticket.get("holds")), sent);
+        listener.onConnect(holds, sent);
         if (fresh.isClosed()) {
             onClose(fresh);
         }
     }
 
-    /** Begins a session on a connection, or resumes the existing one. */
-    private Map<?, ?> begin(Connection fresh, Interruption interruption) throws Failure, InterruptedException {
+    /**
+     * Begins a session on a connection, or resumes the existing one. Returns the session's holds, which are read once the
+     * agent reports losses: one before PUSH on is never reported.
+     */
+    private List<?> begin(Connection fresh, Interruption interruption) throws Failure, InterruptedException {
         String id;
         String secret;
         synchronized (this) {
@@ -197,26 +199,27 @@ final class Link implements Connection.Listener {
             secret = this.secret;
         }
         if (!id.isEmpty()) {
-            var ticket = remember(fresh.call(interruption, "RESUME", id, secret), given());
+            remember(fresh.call(interruption, "RESUME", id, secret), given());
             // After it, the agent reports the holds that are at risk.
             listener.onResume(true);
             boolean pushes = false;
             try {
                 fresh.call(interruption, "SESSION", "PUSH", "on", "PROCESS", "on");
+                var holds = Fields.list(fresh.call(interruption, "HOLDS"));
                 pushes = true;
+                return holds;
             } finally {
                 if (!pushes) {
                     listener.onResume(false);
                 }
             }
-            return ticket;
         }
         if (grace > 0) {
             try {
                 // With PROCESS the grace ends with this process, since nothing else knows the secret.
                 long millis = TimeUnit.NANOSECONDS.toMillis(grace);
-                return remember(
-                        fresh.call(interruption, "SESSION", "GRACE", millis, "PUSH", "on", "PROCESS", "on"), grace);
+                remember(fresh.call(interruption, "SESSION", "GRACE", millis, "PUSH", "on", "PROCESS", "on"), grace);
+                return List.of();
             } catch (Failure failure) {
                 // An agent without a journal grants locks but no grace.
                 if (!failure.code().equals("UNAVAILABLE")) {
@@ -224,15 +227,15 @@ final class Link implements Connection.Listener {
                 }
             }
         }
-        return remember(fresh.call(interruption, "SESSION", "PUSH", "on"), 0);
+        remember(fresh.call(interruption, "SESSION", "PUSH", "on"), 0);
+        return List.of();
     }
 
-    private synchronized Map<?, ?> remember(Object reply, long grace) {
+    private synchronized void remember(Object reply, long grace) {
         var ticket = Fields.map(reply);
         given = grace;
         id = Fields.text(ticket.get("id"));
         secret = Fields.text(ticket.get("secret"));
-        return ticket;
     }
 
     /** Runs a command in this session that does not wait for a lock. */
