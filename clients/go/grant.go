@@ -17,6 +17,7 @@ type grant struct {
 	mu       sync.Mutex
 	renewed  bool
 	deadline time.Duration // on the boot clock
+	dated    time.Duration // when another command than HOLDS last set the deadline: the reply to an earlier HOLDS may be older
 	ceiling  time.Duration // an earlier deadline, while a new lease is being set
 	watched  time.Duration // the validity that renewal gives, as far as is known
 	count    int64         // holds at the agent

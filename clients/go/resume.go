@@ -136,7 +136,7 @@ func (s *session) takeOver(rows []any) {
 		g.update(func(g *grant) {
 			g.count = number(row["holds"])
 			if alive {
-				g.deadline = validUntil(row)
+				g.deadline, g.dated = validUntil(row), boot()
 			}
 		})
 		s.settleLater(g)

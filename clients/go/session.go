@@ -399,7 +399,7 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 		if err == nil {
 			g.renewed, g.deadline = millis == 0, sent+validity(valid)
 		}
-		g.ceiling = forever
+		g.ceiling, g.dated = forever, boot()
 	})
 	s.arm()
 	if c := code(err); c == "LOST" || c == "NOTHELD" {
@@ -480,7 +480,7 @@ func (s *session) granted(fields map[string]any, fixed bool) *grant {
 	g.update(func(g *grant) {
 		g.count = number(fields["holds"])
 		g.renewed = g.renewed || !fixed
-		g.deadline = max(g.deadline, validUntil(fields))
+		g.deadline, g.dated = max(g.deadline, validUntil(fields)), boot()
 	})
 	if event != nil {
 		g.apply(event)
@@ -641,11 +641,12 @@ func (s *session) tend() {
 // refresh reads the deadlines on the session's connection. Only what has the turn records grants, so a grant that is not
 // listed was recorded before.
 func (s *session) refresh() {
+	sent := boot()
 	rows, err := s.call("HOLDS")
 	if err != nil {
 		return
 	}
-	listed := s.renew(rows)
+	listed := s.renew(rows, sent)
 	for _, g := range s.all() {
 		if !listed[g.holder] {
 			g.endUnlisted()
@@ -660,12 +661,13 @@ func (s *session) refreshFromOutside() {
 	sent := boot()
 	if rows, err := callOnce(s.path, "HOLDS", id, secret); err == nil {
 		s.prove(sent)
-		s.renew(rows)
+		s.renew(rows, sent)
 	}
 }
 
-// renew records the deadlines in the reply to HOLDS. It returns the holders that are listed.
-func (s *session) renew(rows any) map[string]bool {
+// renew records the deadlines in the reply to a HOLDS that was sent at the instant sent. It returns the holders that are
+// listed.
+func (s *session) renew(rows any, sent time.Duration) map[string]bool {
 	listed := map[string]bool{}
 	list, _ := rows.([]any)
 	for _, row := range list {
@@ -678,7 +680,7 @@ func (s *session) renew(rows any) map[string]bool {
 		if g.held() { // A hold whose deadline has passed stays lost.
 			g.update(func(g *grant) {
 				// Redis may have set a shorter fixed lease than the agent knows.
-				if until := validUntil(fields); g.renewed || until < g.deadline {
+				if until := validUntil(fields); sent >= g.dated && (g.renewed || until < g.deadline) {
 					g.deadline = until
 				}
 			})

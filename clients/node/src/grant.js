@@ -15,6 +15,7 @@ export function boot() {
 /** A granted lock, shared by the holds of an owner that reentered it. */
 export class Grant {
   deadline = 0; // on the boot clock
+  dated = 0; // when another command than HOLDS last set it, by performance.now(): the reply to an earlier HOLDS may be older
   ceiling = Infinity; // an earlier deadline, while a new lease is being set
   watched = REPLY_LIMIT; // the validity that the agent's renewal gives, as far as is known
   count = 0; // holds at the agent
@@ -63,6 +64,11 @@ export class Grant {
 
   get surplus() {
     return this.count > this.handles;
+  }
+
+  /** Records that a command other than HOLDS has set the deadline. */
+  date() {
+    this.dated = performance.now();
   }
 
   /** Records an event that the agent reports. */

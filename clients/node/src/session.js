@@ -252,6 +252,7 @@ export class Session {
         throw grant.lost;
       } finally {
         grant.ceiling = Infinity;
+        grant.date();
         this.#arm();
       }
     });
@@ -287,6 +288,7 @@ export class Session {
     grant.count = fields.holds;
     grant.renewed ||= lease === undefined;
     grant.deadline = Math.max(grant.deadline, deadline(fields, sent));
+    grant.date();
     const event = this.#unclaimed.get(place);
     this.#unclaimed.delete(place);
     if (event !== undefined) grant.apply(event);
@@ -468,6 +470,7 @@ export class Session {
       }
       grant.count = row.holds;
       if (grant.held) grant.deadline = deadline(row, sent); // A hold whose deadline has passed stays lost.
+      grant.date();
     }
     // These were granted by a LOCK whose reply was lost. If that call goes on, it finds them here; otherwise they are released.
     for (const row of listed.values()) this.#granted(row, undefined, sent);
@@ -561,8 +564,9 @@ export class Session {
    */
   async #refresh() {
     const sent = boot();
+    const asked = performance.now();
     const rows = await this.#call("HOLDS");
-    for (const row of rows) this.#renewed(row, sent);
+    for (const row of rows) this.#renewed(row, sent, asked);
     const listed = new Set(rows.map((row) => row.holder));
     for (const grant of this.#grants.values()) if (!listed.has(grant.holder)) grant.endUnlisted();
   }
@@ -574,14 +578,15 @@ export class Session {
 
   async #refreshFromOutside() {
     const sent = boot();
+    const asked = performance.now();
     const rows = await callOnce(this.#path, "HOLDS", this.#id, this.#secret);
     this.#prove(sent);
-    for (const row of rows) this.#renewed(row, sent);
+    for (const row of rows) this.#renewed(row, sent, asked);
   }
 
-  #renewed(row, sent) {
+  #renewed(row, sent, asked) {
     const grant = this.#grants.get(key(row.lock, row.kind));
-    if (grant?.holder !== row.holder || this.#connection === null) return;
+    if (grant?.holder !== row.holder || asked < grant.dated || this.#connection === null) return;
     const until = deadline(row, sent);
     // A hold whose deadline has passed stays lost. Redis may have set a shorter fixed lease than the agent knows.
     if (grant.held && (grant.renewed || until < grant.deadline)) grant.deadline = until;

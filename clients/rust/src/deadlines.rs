@@ -72,7 +72,7 @@ impl Session {
         match connection.call(&Command::new("HOLDS")).await {
             Ok(rows) => {
                 self.state().prove(sent);
-                self.renew(rows.list());
+                self.renew(rows.list(), sent);
                 let listed: HashSet<_> =
                     rows.list().iter().map(|row| row.get("holder").bytes()).collect();
                 for grant in self.grants() {
@@ -91,18 +91,19 @@ impl Session {
         let command = self.state().outside("HOLDS");
         let rows = self.call_once(&command).await?;
         self.state().prove(sent);
-        self.renew(rows.list());
+        self.renew(rows.list(), sent);
         Ok(())
     }
 
-    fn renew(&self, rows: &[Value]) {
+    /// Records the deadlines in the reply to a HOLDS that was sent at this instant.
+    fn renew(&self, rows: &[Value], sent: Duration) {
         for row in rows {
             let key = (row.get("lock").bytes().to_vec(), row.get("kind").bytes().to_vec());
             let Some(grant) = self.find(&key) else { continue };
             let same = grant.holder.as_bytes() == row.get("holder").bytes();
             let certain = row.get("valid_until_ns").integer().is_some();
             if same && certain && self.connected().is_some() {
-                grant.renew(valid_until(row));
+                grant.renew(valid_until(row), sent);
             }
         }
     }

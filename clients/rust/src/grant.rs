@@ -31,6 +31,8 @@ pub(crate) struct GrantState {
     renewed: bool,
     /// The instant on the boot clock at which the hold ends unless it is renewed.
     deadline: Duration,
+    /// The instant at which another command than HOLDS last set it: the reply to an earlier HOLDS may be older.
+    dated: Duration,
     /// An earlier deadline, while a new lease is being set: the agent may end the hold then.
     ceiling: Duration,
     /// The validity that the watchdog gives, as far as known.
@@ -70,7 +72,7 @@ impl GrantState {
     pub(crate) fn granted(&mut self, count: i64, fixed: bool, until: Duration) {
         self.count = count;
         self.renewed |= !fixed;
-        self.deadline = self.deadline.max(until);
+        (self.deadline, self.dated) = (self.deadline.max(until), boot());
     }
 
     /// Records that the watchdog gives the time that is left now, unless this is a reentry, which may find a fixed
@@ -101,6 +103,7 @@ impl Grant {
         let state = GrantState {
             renewed,
             deadline: Duration::ZERO,
+            dated: Duration::ZERO,
             ceiling: Duration::MAX,
             watched: REPLY_LIMIT,
             count: 0,
@@ -194,12 +197,12 @@ impl Grant {
         }
     }
 
-    /// Sets a deadline that the agent reported, unless the last one has passed. Redis may have set a shorter fixed lease
-    /// than the agent knows.
-    pub(crate) fn renew(&self, deadline: Duration) {
+    /// Sets a deadline in the reply to a HOLDS that was sent at this instant, unless the last one has passed. Redis may
+    /// have set a shorter fixed lease than the agent knows.
+    pub(crate) fn renew(&self, deadline: Duration, sent: Duration) {
         let held = self.is_held();
         let mut state = self.state();
-        if held && (state.renewed || deadline < state.deadline) {
+        if held && sent >= state.dated && (state.renewed || deadline < state.deadline) {
             state.deadline = deadline;
         }
     }
@@ -207,7 +210,8 @@ impl Grant {
     /// Sets the deadline in the list of a resumed session, unless the last one has passed.
     pub(crate) fn resume(&self, deadline: Duration) {
         if self.is_held() {
-            self.state().deadline = deadline;
+            let mut state = self.state();
+            (state.deadline, state.dated) = (deadline, boot());
         }
     }
 
@@ -224,7 +228,7 @@ impl Grant {
         if held {
             (state.renewed, state.deadline) = (renewed, deadline);
         }
-        state.ceiling = Duration::MAX;
+        (state.ceiling, state.dated) = (Duration::MAX, boot());
     }
 
     /// Records that the new lease has not begun, certainly or possibly.
@@ -234,7 +238,7 @@ impl Grant {
         if !surely {
             state.deadline = state.ends();
         }
-        state.ceiling = Duration::MAX;
+        (state.ceiling, state.dated) = (Duration::MAX, boot());
     }
 }
 
@@ -253,5 +257,19 @@ mod tests {
         };
         assert!(!lost(true).await);
         assert!(lost(false).await);
+    }
+
+    #[test]
+    fn an_earlier_list_does_not_shorten_a_new_lease() {
+        let key = (b"orders:42".to_vec(), b"lock".to_vec());
+        let grant = Grant::new(key, "holder".to_owned(), None, false);
+        let (old, new) = (boot() + Duration::from_secs(30), boot() + Duration::from_secs(600));
+        grant.state().granted(1, true, old);
+        let sent = boot();
+        grant.extended(false, new);
+        grant.renew(old, sent);
+        assert_eq!(grant.state().ends(), new);
+        grant.renew(old, boot());
+        assert_eq!(grant.state().ends(), old);
     }
 }

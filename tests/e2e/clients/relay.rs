@@ -138,11 +138,15 @@ impl Relay {
 
     /// Returns the number of commands that tried to acquire the lock.
     pub(crate) fn attempts(&self, name: &str) -> Result<usize> {
-        let prefix = format!("LOCK {name} ");
+        self.sent(&format!("LOCK {name} "))
+    }
+
+    /// Returns the number of commands that began with these words.
+    pub(crate) fn sent(&self, words: &str) -> Result<usize> {
         let mut count = 0;
         for number in 0..self.made() {
             let commands = self.commands(number)?;
-            count += commands.iter().filter(|command| command.starts_with(&prefix)).count();
+            count += commands.iter().filter(|command| command.starts_with(words)).count();
         }
         Ok(count)
     }

@@ -1,10 +1,12 @@
 //! The common behaviour of the libraries if the agent hangs, a call is cancelled, or a new lease or a close meets another call.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use harness::eventually;
 
 use super::Library;
-use super::driver::Sent;
+use super::driver::{Driver, Sent};
 use super::stage::{SHORT, Stage, number};
 use crate::clients::relay::Relay;
 
@@ -43,6 +45,38 @@ pub(super) async fn a_return_to_renewal_counts_from_the_instant_at_which_it_is_s
     // The watchdog's lease is shorter than the fixed one.
     let extending = stage.driver.send("main", "extend a 0").await?;
     ends_before_the_answer(&mut stage, extending).await
+}
+
+pub(super) async fn a_late_list_does_not_shorten_a_new_lease(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    // A third of the grace is the longest time between two lists.
+    stage.driver = Driver::with_grace(library, &relay.socket(), Duration::from_secs(6))?;
+    stage.other_has("LOCK taken").await?;
+    stage.driver.ok("lock a orders:42 lease=60000").await?;
+    let waiting = stage.driver.send("main", "lock b taken wait=120000").await?;
+    stage.waits("taken", true).await;
+    relay.hold_back("age_ms");
+    eventually("a list", async || {
+        ensure!(relay.holds_back(), "none");
+        Ok(())
+    })
+    .await;
+    stage.other_has("UNLOCK taken").await?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    stage.driver.ok("extend a 600000").await?;
+    let asked = relay.sent("HOLDS")?;
+    relay.let_pass();
+    eventually("later lists", async || {
+        let now = relay.sent("HOLDS")?;
+        ensure!(now >= asked + 2, "{now} after {asked}");
+        Ok(())
+    })
+    .await;
+    let check = stage.driver.ok("check a").await?;
+    ensure!(number(&check, "remaining")? > 60_000, "{check}");
+    Ok(())
 }
 
 pub(super) async fn a_lease_that_redis_does_not_confirm_counts_too(

@@ -195,6 +195,7 @@ macro_rules! conformance {
                 a_shorter_lease_counts_from_the_instant_at_which_it_is_sent
                 a_lease_that_redis_does_not_confirm_counts_too
                 a_return_to_renewal_counts_from_the_instant_at_which_it_is_sent
+                a_late_list_does_not_shorten_a_new_lease
                 a_hung_agent_delays_no_limited_wait
                 a_cancelled_wait_for_a_hung_agent_ends
                 a_cancellation_that_meets_the_grant_leaves_nothing_behind

@@ -24,6 +24,8 @@ class Grant:
         self.renewed = renewed
         #: The instant on the boot clock at which the hold ends unless it is renewed.
         self.deadline = 0.0
+        #: The instant at which another command than HOLDS last set it: the reply to an earlier HOLDS may be older.
+        self.dated = 0.0
         #: The latest deadline that counts while a new, perhaps shorter lease is being set.
         self.latest = math.inf
         #: The time for which the agent's own lease is valid, as far as is known.

@@ -253,7 +253,7 @@ class Session:
                 grant.renewed = not lease
                 grant.deadline = sent + valid / 1000
             finally:
-                grant.latest = math.inf
+                grant.latest, grant.dated = math.inf, boot()
                 self._arm()
 
     async def close(self) -> None:
@@ -327,7 +327,7 @@ class Session:
             self.grants[grant.name, kind] = grant
         grant.count = fields["holds"]
         grant.renewed = grant.renewed or lease is None
-        grant.deadline = max(grant.deadline, _deadline(fields))
+        grant.deadline, grant.dated = max(grant.deadline, _deadline(fields)), boot()
         if (grant.name, kind) in self._unclaimed:
             grant.apply(self._unclaimed.pop((grant.name, kind)))
         return grant
@@ -486,7 +486,7 @@ class Session:
                 grant.end_unlisted()
             elif grant.held:  # A hold whose deadline has passed stays lost.
                 grant.count = row["holds"]
-                grant.deadline = _deadline(row)
+                grant.deadline, grant.dated = _deadline(row), boot()
         for row in listed.values():
             # It was granted by a LOCK whose reply was lost. If that call goes on, it finds it here; otherwise it is released.
             self._granted(row, row["kind"], None)
@@ -603,9 +603,10 @@ class Session:
         """
         if self._connection is None:
             return
+        sent = boot()
         rows = await self._call("HOLDS")
         for row in rows:
-            self._renewed(row)
+            self._renewed(row, sent)
         listed = {row["holder"] for row in rows}
         for grant in list(self.grants.values()):
             if grant.holder not in listed:
@@ -622,15 +623,15 @@ class Session:
         rows = await one_call(self._path, "HOLDS", self._id or "", self._secret)
         self._prove(sent)
         for row in rows:
-            self._renewed(row)
+            self._renewed(row, sent)
 
-    def _renewed(self, row: Dict[str, Any]) -> None:
+    def _renewed(self, row: Dict[str, Any], sent: float) -> None:
         grant = self.grants.get((row["lock"], row["kind"]))
         # A hold whose deadline passed before this reply came stays lost.
         if grant is not None and grant.holder == row["holder"] and grant.held and self._connection is not None:
             until = min(_deadline(row), grant.latest)
             # Redis may have set a shorter fixed lease than the agent knows.
-            if grant.renewed or until < grant.deadline:
+            if sent >= grant.dated and (grant.renewed or until < grant.deadline):
                 grant.deadline = until
 
     def _spawn(self, work: Any) -> "asyncio.Task[None]":

@@ -17,6 +17,11 @@ final class Grant {
     // Guarded by this.
     private boolean renewed;
     private long deadline;
+    /**
+     * When another command than HOLDS last set it, by {@link System#nanoTime}: the reply to an earlier HOLDS may be
+     * older.
+     */
+    private long dated = System.nanoTime();
     /** An earlier deadline, while a new lease is being set. */
     private long ceiling = Long.MAX_VALUE;
     /** The validity that renewal gives, as far as is known. */
@@ -131,14 +136,15 @@ final class Grant {
         this.count = count;
         renewed = renewed || !fixed;
         this.deadline = Math.max(this.deadline, deadline);
+        dated = System.nanoTime();
     }
 
     /**
-     * Records a deadline that the agent lists, unless the previous one has passed. Redis may have set a shorter fixed
-     * lease than the agent knows.
+     * Records a deadline in a list that was requested at the instant {@code asked} of {@link System#nanoTime}, unless the
+     * previous one has passed. Redis may have set a shorter fixed lease than the agent knows.
      */
-    synchronized void renew(long deadline) {
-        if (isHeld() && (renewed || deadline < this.deadline)) {
+    synchronized void renew(long deadline, long asked) {
+        if (isHeld() && asked - dated >= 0 && (renewed || deadline < this.deadline)) {
             this.deadline = deadline;
         }
     }
@@ -148,6 +154,7 @@ final class Grant {
         if (isHeld()) {
             this.deadline = deadline;
         }
+        dated = System.nanoTime();
     }
 
     /**
@@ -176,6 +183,7 @@ final class Grant {
             this.deadline = deadline;
         }
         ceiling = Long.MAX_VALUE;
+        dated = System.nanoTime();
     }
 
     /** Records that an extension failed. Unless it {@code surely} did, the earlier of the two deadlines counts. */
@@ -185,6 +193,7 @@ final class Grant {
             deadline = Math.min(deadline, ceiling);
         }
         ceiling = Long.MAX_VALUE;
+        dated = System.nanoTime();
     }
 
     /** Moves a later deadline to this instant. */

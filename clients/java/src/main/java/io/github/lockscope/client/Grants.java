@@ -98,14 +98,17 @@ final class Grants {
         return Math.min(Fields.number(fields.get("valid_until_ns")), sent + validity);
     }
 
-    /** Reads the deadlines in a list of holds that was requested at the instant {@code sent}. */
-    void renew(Collection<?> rows, long sent) {
+    /**
+     * Reads the deadlines in a list of holds that was requested at the instant {@code sent}, which is {@code asked} by
+     * {@link System#nanoTime}.
+     */
+    void renew(Collection<?> rows, long sent, long asked) {
         for (var row : rows) {
             var fields = Fields.map(row);
             var grant = find(Fields.text(fields.get("lock")), Kind.ofWord(Fields.text(fields.get("kind"))));
             var until = Fields.integer(fields.get("valid_until_ns"));
             if (grant != null && until.isPresent() && grant.holder.equals(fields.get("holder"))) {
-                grant.renew(deadline(fields, sent));
+                grant.renew(deadline(fields, sent), asked);
             }
         }
     }

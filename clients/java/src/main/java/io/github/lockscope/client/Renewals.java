@@ -74,9 +74,10 @@ final class Renewals {
     void refresh() {
         var connection = link.connection();
         long sent = BootClock.atLeast();
+        long asked = System.nanoTime();
         try {
             var rows = Fields.list(link.call("HOLDS"));
-            link.ifCurrent(connection, () -> grants.renew(rows, sent));
+            link.ifCurrent(connection, () -> grants.renew(rows, sent, asked));
             grants.endUnlisted(rows);
         } catch (Failure failure) {
             // The next connection brings the list, or the deadlines end the grants.
@@ -90,9 +91,10 @@ final class Renewals {
     private void refreshFromOutside() {
         var connection = link.connection();
         long sent = BootClock.atLeast();
+        long asked = System.nanoTime();
         try {
             var rows = Fields.list(link.holdsFromOutside());
-            link.ifCurrent(connection, () -> grants.renew(rows, sent));
+            link.ifCurrent(connection, () -> grants.renew(rows, sent, asked));
         } catch (Failure failure) {
             return;
         }
