@@ -187,16 +187,28 @@ func (s *session) onClose(conn *connection) {
 		return
 	}
 	s.conn = nil
-	limit := s.proven + s.given
+	s.limitLocked() // Before another connection can be made, to whose grants this limit does not apply.
 	if !s.holdsLocked() && s.users == 0 {
 		s.id = ""
 	}
 	s.mu.Unlock()
-	for _, g := range s.all() {
-		g.update(func(g *grant) { g.deadline = min(g.deadline, limit) })
-	}
-	s.warn(true)
 	s.recover()
+}
+
+// limit limits the holds of a session without a connection to the time for which the agent certainly keeps it.
+func (s *session) limit() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == nil {
+		s.limitLocked()
+	}
+}
+
+func (s *session) limitLocked() {
+	for _, g := range s.grants {
+		g.update(func(g *grant) { g.deadline = min(g.deadline, s.proven+s.given) })
+		g.warn(true)
+	}
 }
 
 // recover resumes the session in the background for as long as the agent may have holds of it.
@@ -250,6 +262,7 @@ func (s *session) doubt(conn *connection) {
 	s.mu.Unlock()
 	conn.socket.Close()
 	s.onClose(conn)
+	s.limit() // A grant may have become known only after the end of its connection.
 	if s.connected() == nil {
 		s.recover()
 	}

@@ -390,7 +390,7 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 	})
 	s.arm()
 	valid, err := s.call("EXTEND", g.name, millis, "KIND", g.kind)
-	lost := g.err() // A hold whose deadline has passed stays lost.
+	g.held() // A hold whose deadline has passed stays lost.
 	g.update(func(g *grant) {
 		// Redis may have set the lease although it has not answered.
 		if errors.Is(err, errDisconnected) || code(err) == "UNAVAILABLE" {
@@ -401,6 +401,7 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 		}
 		g.ceiling, g.dated = forever, boot()
 	})
+	s.limit() // The connection may have ended together with this reply.
 	s.arm()
 	if c := code(err); c == "LOST" || c == "NOTHELD" {
 		g.lose(err.Error())
@@ -409,7 +410,7 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 	if err != nil {
 		return public(err)
 	}
-	return lost
+	return g.err()
 }
 
 // close ends the session and all its holds.

@@ -223,15 +223,11 @@ impl Session {
             return;
         }
         state.connection = None;
-        let limit = state.proven + state.given;
+        state.limit(); // Before another connection can be made, to whose grants this limit does not apply.
         if !state.may_hold() && state.users == 0 {
             state.id = None;
         }
         drop(state);
-        for grant in self.grants() {
-            grant.state().limit_to(limit);
-        }
-        self.warn(true);
         self.recover();
     }
 
@@ -294,6 +290,7 @@ impl Session {
         self.state().uncertain = true;
         connection.close();
         self.on_close(connection);
+        self.state().limit(); // A grant may have become known only after the end of its connection.
         if self.connected().is_none() {
             self.recover();
         }
@@ -313,5 +310,34 @@ impl Listener for SessionListener {
         if let Some(session) = self.0.upgrade() {
             session.on_close(connection);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+    use crate::owner::Pool;
+
+    #[tokio::test]
+    async fn a_grant_that_becomes_known_after_its_connection_is_limited_to_the_grace() {
+        const GRACE: Duration = Duration::from_secs(60);
+        let socket = std::env::temp_dir().join(format!("lockscope-{}.sock", std::process::id()));
+        let _agent = UnixListener::bind(&socket).unwrap();
+        let session = Session::new(socket.clone(), GRACE, Weak::<Pool>::new());
+        let listener = SessionListener(Arc::downgrade(&session));
+        let ended = Connection::open(&socket, listener).await.unwrap();
+        std::fs::remove_file(&socket).unwrap();
+        let key = (b"orders:42".to_vec(), b"lock".to_vec());
+        let grant = Arc::new(Grant::new(key.clone(), "holder".to_owned(), None, true));
+        grant.state().granted(1, true, boot() + 10 * GRACE);
+        {
+            let mut state = session.state();
+            (state.proven, state.given) = (boot(), GRACE);
+            state.grants.insert(key, grant.clone());
+        }
+        session.doubt(&ended);
+        assert!(grant.state().ends() <= boot() + GRACE);
     }
 }

@@ -105,6 +105,16 @@ impl SessionState {
         self.proven = self.proven.max(sent);
     }
 
+    /// Limits the holds of a session without a connection to the time for which the agent certainly keeps it.
+    pub(crate) fn limit(&self) {
+        if self.connection.is_none() {
+            for grant in self.grants.values() {
+                grant.state().limit_to(self.proven + self.given);
+                grant.warn(true);
+            }
+        }
+    }
+
     fn is_idle(&self) -> bool {
         self.users == 0 && !self.may_hold()
     }
@@ -455,6 +465,7 @@ impl Session {
             Ok(valid) => {
                 self.state().prove(sent);
                 grant.extended(lease.is_none(), sent + self::millis(valid));
+                self.state().limit(); // The connection may have ended together with this reply.
             }
             Err(Failure::Disconnected) => {
                 grant.not_extended(false);
