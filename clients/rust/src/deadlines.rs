@@ -32,14 +32,14 @@ impl Session {
         let grace = Some(state.given / REFRESH_DIVISOR).filter(|grace| !grace.is_zero());
         let pause = grace.map_or(pause, |grace| pause.min(grace)).max(SHORTEST_PAUSE);
         let at = now + pause;
-        if state.closing || state.timer.as_ref().is_some_and(|timer| timer.at() <= at) {
+        if state.closing || state.timer.as_ref().is_some_and(|timer| timer.wakes_up_by(at)) {
             return;
         }
         let session = Arc::downgrade(self);
         let timer = Timer::start(at, async move {
             sleep(pause).await;
             if let Some(session) = session.upgrade() {
-                session.state().timer = None;
+                session.state().timer.take_if(|timer| timer.at() == at);
                 session.tend().await;
             }
         });
@@ -106,5 +106,36 @@ impl Session {
                 grant.renew(valid_until(row), sent);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::Weak;
+    use std::sync::atomic::AtomicBool;
+
+    use tokio::runtime::Builder;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::grant::Grant;
+    use crate::owner::Pool;
+
+    #[test]
+    fn deadlines_are_noticed_although_an_earlier_runtime_has_ended() {
+        let session = Session::new(PathBuf::new(), Duration::ZERO, Weak::<Pool>::new());
+        let key = (b"orders:42".to_vec(), b"lock".to_vec());
+        let grant = Arc::new(Grant::new(key.clone(), "holder".to_owned(), None, false));
+        grant.state().granted(1, true, boot() + Duration::from_millis(500));
+        session.state().grants.insert(key, grant.clone());
+        let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
+        runtime().block_on(async { session.arm() });
+        runtime().block_on(async {
+            session.arm();
+            // A separate task, since the end of the limit would have the loss found by the same one.
+            let lost = tokio::spawn(async move { grant.lost(&AtomicBool::new(false)).await });
+            assert!(timeout(Duration::from_secs(10), lost).await.is_ok());
+        });
     }
 }

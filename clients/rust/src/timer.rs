@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
+use crate::clock::boot;
+
 pub(crate) struct Timer {
     at: Duration,
     task: AbortHandle,
@@ -18,6 +20,12 @@ impl Timer {
 
     pub(crate) fn at(&self) -> Duration {
         self.at
+    }
+
+    /// Returns whether it wakes up by that instant. It never does if its runtime has ended, and is late after a suspend of
+    /// the host.
+    pub(crate) fn wakes_up_by(&self, at: Duration) -> bool {
+        (boot()..=at).contains(&self.at) && !self.task.is_finished()
     }
 
     pub(crate) fn stop(&self) {
