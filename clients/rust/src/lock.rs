@@ -98,12 +98,13 @@ impl IntoFuture for LockRequest<Holds> {
     }
 }
 
-/// The future of a [`LockRequest`]. Dropping it withdraws the request; what was granted already is released.
+/// The future of a [`LockRequest`]. Dropping it withdraws the request; what was granted already is released. Once polled,
+/// it goes on by itself, so that its wait ends at its limit.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are awaited"]
-pub struct Locking<H: 'static>(Detached<Result<H>>);
+pub struct Locking<H: 'static>(Detached<H>);
 
-impl<H: 'static> Locking<H> {
+impl<H: Send + 'static> Locking<H> {
     fn new(owner: Owner, request: Request, result: fn(Vec<Hold>) -> H) -> Self {
         let cancel = Arc::<Cancel>::default();
         let requested = cancel.clone();
@@ -117,7 +118,7 @@ impl<H: 'static> Locking<H> {
     }
 }
 
-impl<H: 'static> Future for Locking<H> {
+impl<H: Send + 'static> Future for Locking<H> {
     type Output = Result<H>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
