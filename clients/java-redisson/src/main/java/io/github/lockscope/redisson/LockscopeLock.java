@@ -126,21 +126,16 @@ class LockscopeLock implements RLock {
 
     void unlock(long threadId) {
         owners.with(threadId, owner -> {
-            var hold = of(owner).hold();
             try {
-                hold.orElseThrow(() -> notHeld(threadId)).close();
-            } catch (LockLostException lost) {
-                var error = notHeld(threadId);
-                error.initCause(lost);
+                of(owner).unlock();
+            } catch (IllegalMonitorStateException | LockLostException notHeld) {
+                var error = new IllegalMonitorStateException(
+                        "attempt to unlock lock, not locked by current thread. name: " + name + " thread-id: " + threadId);
+                error.initCause(notHeld);
                 throw error;
             }
             return null;
         });
-    }
-
-    private IllegalMonitorStateException notHeld(long threadId) {
-        return new IllegalMonitorStateException(
-                "attempt to unlock lock, not locked by current thread. name: " + name + " thread-id: " + threadId);
     }
 
     /**

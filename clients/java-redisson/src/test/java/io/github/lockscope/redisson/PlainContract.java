@@ -231,6 +231,18 @@ public final class PlainContract extends Contract {
         fails(IllegalMonitorStateException.class, () -> new Running<>(null, again).get());
     }
 
+    public void simultaneousReleasesEndOneHoldEach() throws Exception {
+        for (int round = 0; round < 100; round++) {
+            mine().lockAsync(71).toCompletableFuture().get();
+            mine().lockAsync(71).toCompletableFuture().get();
+            var first = mine().unlockAsync(71).toCompletableFuture();
+            var second = mine().unlockAsync(71).toCompletableFuture();
+            first.get(PATIENCE, TimeUnit.SECONDS);
+            second.get(PATIENCE, TimeUnit.SECONDS);
+            check(!mine().isLocked(), "a free lock");
+        }
+    }
+
     public void anAsynchronousWaitIsGranted() throws Exception {
         other().lock();
         var waiting = mine().lockAsync(71).toCompletableFuture();

@@ -117,6 +117,11 @@ public final class Hold implements AutoCloseable {
      */
     @Override
     public void close() {
-        session.release(this, grant);
+        closeIfOpen();
+    }
+
+    /** Releases the hold as {@link #close} does. Returns whether it was open. */
+    boolean closeIfOpen() {
+        return session.release(this, grant);
     }
 }

@@ -128,7 +128,10 @@ public final class NamedLock implements Lock {
      */
     @Override
     public void unlock() {
-        hold().orElseThrow(() -> new IllegalMonitorStateException("not held by this owner: " + name())).close();
+        Hold newest;
+        do {
+            newest = hold().orElseThrow(() -> new IllegalMonitorStateException("not held by this owner: " + name()));
+        } while (!newest.closeIfOpen()); // Another thread may have closed it since.
     }
 
     /** Conditions are not supported. */

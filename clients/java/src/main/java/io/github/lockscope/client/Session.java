@@ -304,13 +304,13 @@ final class Session {
         return holds;
     }
 
-    /** Closes and releases a hold. Does nothing if it is already closed. */
-    void release(Hold hold, Grant grant) {
+    /** Closes and releases a hold. Does nothing if it is already closed. Returns whether it was open. */
+    boolean release(Hold hold, Grant grant) {
         enter();
         try {
             grant.isHeld(); // Ends the grant if its deadline has passed.
             if (!grant.close(hold)) {
-                return;
+                return false;
             }
             turn.acquireUninterruptibly();
             try {
@@ -319,6 +319,7 @@ final class Session {
                 passTurn();
             }
             grant.checkNotLost();
+            return true;
         } finally {
             leave();
         }
