@@ -6,6 +6,7 @@ import io.github.lockscope.client.Kind;
 import io.github.lockscope.client.LockLostException;
 import io.github.lockscope.client.LockState;
 import io.github.lockscope.client.LockTimeoutException;
+import io.github.lockscope.client.LockscopeException;
 import io.github.lockscope.client.NamedLock;
 import io.github.lockscope.client.Owner;
 import io.github.lockscope.client.RejectedException;
@@ -75,7 +76,9 @@ class LockscopeLock implements RLock {
             dropLost(owner);
             var lock = lease > 0 ? of(owner).withLease(Duration.ofNanos(unit.toNanos(lease))) : of(owner);
             try {
-                return acquisition.from(lock);
+                var hold = acquisition.from(lock);
+                hold.ifPresent(held -> held.onLost(loss -> owners.with(threadId, same -> closeLost(held))));
+                return hold;
             } catch (LockTimeoutException timeout) {
                 return Optional.empty();
             }
@@ -110,18 +113,24 @@ class LockscopeLock implements RLock {
         }
     }
 
-    /**
-     * Closes holds that were lost. Redisson forgets an expired lock, but the client library keeps a lost hold until its
-     * owner closes it.
-     */
+    /** Closes holds that were lost, in case that their listeners have not done so yet. */
     private void dropLost(Owner owner) {
         for (var hold = of(owner).hold(); hold.isPresent() && !hold.get().isHeld(); hold = of(owner).hold()) {
-            try {
-                hold.get().close();
-            } catch (LockLostException lost) {
-                // The loss is already known.
-            }
+            closeLost(hold.get());
         }
+    }
+
+    /**
+     * Closes a hold that was lost. Redisson forgets an expired lock, but the client library keeps a lost hold until its
+     * owner closes it.
+     */
+    private static Void closeLost(Hold hold) {
+        try {
+            hold.close();
+        } catch (LockscopeException lost) {
+            // Nobody needs this hold any more.
+        }
+        return null;
     }
 
     void unlock(long threadId) {

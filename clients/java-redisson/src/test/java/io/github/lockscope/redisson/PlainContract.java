@@ -1,7 +1,9 @@
 package io.github.lockscope.redisson;
 
 import io.github.lockscope.client.Agent;
+import java.io.IOException;
 import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -145,6 +147,25 @@ public final class PlainContract extends Contract {
         check(mine().isHeldByCurrentThread(), "a hold");
         check(!elsewhere(() -> other().tryLock()), "exclusion");
         mine().unlock();
+    }
+
+    /** Only the adaptor has a connection for each thread. */
+    public void aLeaseThatRanOutLeavesNoConnection() throws Exception {
+        try (var agent = new Agent(); var locks = new LockscopeLocks(agent)) {
+            long before = openFiles();
+            for (int i = 0; i < 60; i++) {
+                var lock = locks.getLock(name + ":" + i);
+                check(elsewhere(() -> lock.tryLock(0, 2, TimeUnit.SECONDS)), "a lock");
+            }
+            // A few remain for the next owners.
+            eventually(() -> openFiles() < before + 45);
+        }
+    }
+
+    private static long openFiles() throws IOException {
+        try (var files = Files.list(Path.of("/proc/self/fd"))) {
+            return files.count();
+        }
     }
 
     public void theRemainingTimeIsThatOfTheKey() {
