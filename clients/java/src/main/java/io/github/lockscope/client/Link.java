@@ -316,6 +316,7 @@ final class Link implements Connection.Listener {
             uncertain = true;
         }
         unsure.close();
+        onClose(unsure); // Another thread may be closing it, and not have come so far yet.
         if (!isConnected()) {
             listener.onDoubt();
         }
