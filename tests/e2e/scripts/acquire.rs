@@ -9,8 +9,8 @@ use super::{Bench, GRANTED, keys, name, other_keys, ours, theirs};
 async fn grants_a_free_lock_with_its_lease() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("orders:42");
-    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
-    bench.assert_held(&lock, ours(1), 1, 4_000..=5_000).await?;
+    assert_eq!(bench.acquire(&lock, ours(1), 300_000).await?, GRANTED);
+    bench.assert_held(&lock, ours(1), 1, 240_000..=300_000).await?;
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no companion key");
     Ok(())
 }
@@ -19,9 +19,9 @@ async fn grants_a_free_lock_with_its_lease() -> Result<()> {
 async fn a_repeated_acquire_grants_once() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(1), 5_000).await?;
-    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
-    bench.assert_held(&lock, ours(1), 1, 4_000..=5_000).await?;
+    bench.acquire(&lock, ours(1), 300_000).await?;
+    assert_eq!(bench.acquire(&lock, ours(1), 300_000).await?, GRANTED);
+    bench.assert_held(&lock, ours(1), 1, 240_000..=300_000).await?;
     Ok(())
 }
 
@@ -29,12 +29,12 @@ async fn a_repeated_acquire_grants_once() -> Result<()> {
 async fn a_repeated_acquire_does_not_shorten_the_lease() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(1), 60_000).await?;
-    assert_eq!(bench.acquire(&lock, ours(1), 1_000).await?, GRANTED);
-    bench.assert_held(&lock, ours(1), 1, 50_000..=60_000).await?;
+    bench.acquire(&lock, ours(1), 3_600_000).await?;
+    assert_eq!(bench.acquire(&lock, ours(1), 60_000).await?, GRANTED);
+    bench.assert_held(&lock, ours(1), 1, 3_000_000..=3_600_000).await?;
     bench.client.call("PERSIST a").await?;
-    assert_eq!(bench.acquire(&lock, ours(1), 1_000).await?, GRANTED);
-    bench.assert_held(&lock, ours(1), 1, 1..=1_000).await?;
+    assert_eq!(bench.acquire(&lock, ours(1), 60_000).await?, GRANTED);
+    bench.assert_held(&lock, ours(1), 1, 1..=60_000).await?;
     Ok(())
 }
 
@@ -42,19 +42,19 @@ async fn a_repeated_acquire_does_not_shorten_the_lease() -> Result<()> {
 async fn a_refusal_names_the_holder_and_the_ttl() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, theirs(), 5_000).await?;
+    bench.acquire(&lock, theirs(), 300_000).await?;
     let before = bench.dump().await?;
     let AcquireOutcome::Held { pttl_ms: Some(ms), holders } =
-        bench.acquire(&lock, ours(1), 60_000).await?
+        bench.acquire(&lock, ours(1), 3_600_000).await?
     else {
         panic!("held by another")
     };
     assert_eq!(holders, [theirs()]);
-    assert!((4_000..=5_000).contains(&ms), "{ms}");
+    assert!((240_000..=300_000).contains(&ms), "{ms}");
     assert_eq!(bench.dump().await?, before);
     bench.client.call("PERSIST a").await?;
     let held = AcquireOutcome::Held { pttl_ms: None, holders: vec![theirs()] };
-    assert_eq!(bench.acquire(&lock, ours(1), 60_000).await?, held, "no TTL is said as such");
+    assert_eq!(bench.acquire(&lock, ours(1), 3_600_000).await?, held, "no TTL is said as such");
     Ok(())
 }
 
@@ -62,12 +62,12 @@ async fn a_refusal_names_the_holder_and_the_ttl() -> Result<()> {
 async fn a_late_acquire_leaves_a_later_grant_alone() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(1), 5_000).await?;
+    bench.acquire(&lock, ours(1), 300_000).await?;
     bench.release(&lock, ours(1)).await?;
-    bench.acquire(&lock, ours(2), 5_000).await?;
-    let late = bench.acquire(&lock, ours(1), 60_000).await?;
+    bench.acquire(&lock, ours(2), 300_000).await?;
+    let late = bench.acquire(&lock, ours(1), 3_600_000).await?;
     assert!(matches!(late, AcquireOutcome::Held { ref holders, .. } if *holders == [ours(2)]));
-    bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await?;
+    bench.assert_held(&lock, ours(2), 1, 240_000..=300_000).await?;
     Ok(())
 }
 
@@ -75,9 +75,9 @@ async fn a_late_acquire_leaves_a_later_grant_alone() -> Result<()> {
 async fn a_late_acquire_on_a_free_lock_leaves_a_hold_that_one_release_removes() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(1), 5_000).await?;
+    bench.acquire(&lock, ours(1), 300_000).await?;
     bench.release(&lock, ours(1)).await?;
-    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
+    assert_eq!(bench.acquire(&lock, ours(1), 300_000).await?, GRANTED);
     assert_eq!(bench.release(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.assert_free(&lock).await
 }
@@ -89,7 +89,7 @@ async fn keys_other_than_a_plain_lock_are_reported_and_unchanged() -> Result<()>
     let before = bench.dump().await?;
     let mut reply = Vec::new();
     for lock in &locks {
-        reply.push(bench.acquire(&name(lock), ours(1), 5_000).await?);
+        reply.push(bench.acquire(&name(lock), ours(1), 300_000).await?);
     }
     assert_eq!(
         reply,
@@ -114,9 +114,9 @@ async fn hashes_with_many_fields_are_reported_without_being_read() -> Result<()>
     let readers: String = (0..20).map(|n| format!(" {}", ours(n)) + " 1").collect();
     bench.client.call(&format!("HSET crowd mode read{readers}")).await?.ok()?;
     let before = bench.dump().await?;
-    let big = bench.acquire(&name("big"), ours(1), 5_000).await?;
+    let big = bench.acquire(&name("big"), ours(1), 300_000).await?;
     assert_eq!(big, AcquireOutcome::WrongType("hash with other fields".to_owned()));
-    let crowd = bench.acquire(&name("crowd"), ours(99), 5_000).await?;
+    let crowd = bench.acquire(&name("crowd"), ours(99), 300_000).await?;
     assert_eq!(crowd, AcquireOutcome::WrongKind("read".to_owned()));
     assert!(!bench.ran("hkeys").await?, "fields that were counted first are not read");
     assert_eq!(bench.dump().await?, before);
@@ -128,7 +128,7 @@ async fn a_holder_next_to_an_unexpected_field_still_holds() -> Result<()> {
     let mut bench = Bench::new().await?;
     bench.client.call(&format!("HSET a {} 1 colour red", theirs())).await?.ok()?;
     let held = AcquireOutcome::Held { pttl_ms: None, holders: vec![theirs()] };
-    assert_eq!(bench.acquire(&name("a"), ours(1), 5_000).await?, held);
+    assert_eq!(bench.acquire(&name("a"), ours(1), 300_000).await?, held);
     Ok(())
 }
 
@@ -137,7 +137,7 @@ async fn a_long_mode_is_not_returned() -> Result<()> {
     let mut bench = Bench::new().await?;
     let long = "x".repeat(100_000);
     bench.client.call(&format!("HSET a mode {long} {} 1", theirs())).await?.ok()?;
-    let reply = bench.acquire(&name("a"), ours(1), 5_000).await?;
+    let reply = bench.acquire(&name("a"), ours(1), 300_000).await?;
     assert_eq!(reply, AcquireOutcome::WrongKind("read".to_owned()));
     Ok(())
 }
@@ -165,13 +165,13 @@ async fn a_living_fair_head_blocks_and_a_dead_one_does_not() -> Result<()> {
             bench.client.call(&format!("HSET {lock} {} 1", theirs())).await?.ok()?;
         }
         let before = bench.dump().await?;
-        let reply = bench.acquire(&name(lock), ours(1), 5_000).await?;
+        let reply = bench.acquire(&name(lock), ours(1), 300_000).await?;
         assert_eq!(reply, AcquireOutcome::WrongKind("fair".to_owned()), "{lock}");
         assert_eq!(bench.dump().await?, before, "{lock}");
     }
     queue_up(&mut bench, "passed", -60_000).await?;
-    assert_eq!(bench.acquire(&name("passed"), ours(1), 5_000).await?, GRANTED);
-    bench.assert_held(&name("passed"), ours(1), 1, 4_000..=5_000).await
+    assert_eq!(bench.acquire(&name("passed"), ours(1), 300_000).await?, GRANTED);
+    bench.assert_held(&name("passed"), ours(1), 1, 240_000..=300_000).await
 }
 
 #[tokio::test]
@@ -184,12 +184,12 @@ async fn malformed_queues_neither_block_nor_break() -> Result<()> {
     ];
     for (lock, make) in makes {
         bench.client.call(&make).await?.ok()?;
-        assert_eq!(bench.acquire(&name(lock), ours(1), 5_000).await?, GRANTED, "{lock}");
+        assert_eq!(bench.acquire(&name(lock), ours(1), 300_000).await?, GRANTED, "{lock}");
     }
     let deadlines = "SET redisson_lock_timeout:{odd-deadlines} x";
     bench.client.call(deadlines).await?.ok()?;
     bench.client.call("RPUSH redisson_lock_queue:{odd-deadlines} x").await?.ok()?;
     let lock = name("odd-deadlines");
-    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
+    assert_eq!(bench.acquire(&lock, ours(1), 300_000).await?, GRANTED);
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::full::fill;
 use super::{Bench, keys, lease, messages, name, other_keys, ours, script, theirs};
 
 fn acquire(lock: &str, holder: HolderId) -> Call {
-    script::acquire(&name(lock), &holder, lease(5_000))
+    script::acquire(&name(lock), &holder, lease(300_000))
 }
 
 fn release(lock: &str, holder: HolderId) -> Call {
@@ -34,18 +34,18 @@ async fn free_locks_are_acquired_and_holds_released_in_order() -> Result<()> {
         bench.batch(&[acquire("a", ours(1)), acquire("b", ours(2)), release("a", ours(1))]).await?;
     assert_eq!(done, [true; 3]);
     bench.assert_free(&name("a")).await?;
-    bench.assert_held(&name("b"), ours(2), 1, 4_000..=5_000).await?;
+    bench.assert_held(&name("b"), ours(2), 1, 240_000..=300_000).await?;
     assert_eq!(messages(&mut waiter).await?, ["0"]);
     let done = bench.batch(&[release("b", ours(2)), acquire("b", ours(3))]).await?;
     assert_eq!(done, [true; 2]);
-    bench.assert_held(&name("b"), ours(3), 1, 4_000..=5_000).await
+    bench.assert_held(&name("b"), ours(3), 1, 240_000..=300_000).await
 }
 
 #[tokio::test]
 async fn nothing_is_done_for_a_lock_that_is_taken_or_not_held() -> Result<()> {
     let mut bench = Bench::new().await?;
-    bench.acquire(&name("a"), theirs(), 5_000).await?;
-    bench.acquire(&name("twice"), ours(1), 60_000).await?;
+    bench.acquire(&name("a"), theirs(), 300_000).await?;
+    bench.acquire(&name("twice"), ours(1), 3_600_000).await?;
     bench.client.call(&format!("HSET a {} 1", ours(9))).await?.ok()?;
     let mut others = bench.subscriber(&keys::channel(&name("a"))).await?;
     let done = bench
@@ -59,9 +59,9 @@ async fn nothing_is_done_for_a_lock_that_is_taken_or_not_held() -> Result<()> {
         ])
         .await?;
     assert_eq!(done, [false, false, false, false, true, true]);
-    bench.assert_held(&name("a"), theirs(), 1, 4_000..=5_000).await?;
-    bench.assert_held(&name("twice"), ours(1), 1, 59_000..=60_000).await?;
-    bench.assert_held(&name("b"), ours(4), 1, 4_000..=5_000).await?;
+    bench.assert_held(&name("a"), theirs(), 1, 240_000..=300_000).await?;
+    bench.assert_held(&name("twice"), ours(1), 1, 3_540_000..=3_600_000).await?;
+    bench.assert_held(&name("b"), ours(4), 1, 240_000..=300_000).await?;
     assert_eq!(messages(&mut others).await?, Vec::<String>::new());
     Ok(())
 }
@@ -84,7 +84,7 @@ async fn a_fair_queue_and_other_keys_are_left_alone() -> Result<()> {
 async fn each_release_whose_message_is_refused_says_so() -> Result<()> {
     let mut bench = Bench::new().await?;
     for lock in ["a", "b"] {
-        bench.acquire(&name(lock), ours(1), 5_000).await?;
+        bench.acquire(&name(lock), ours(1), 300_000).await?;
     }
     bench.client.call("ACL SETUSER default resetchannels").await?.ok()?;
     let calls = [
@@ -107,7 +107,7 @@ async fn each_release_whose_message_is_refused_says_so() -> Result<()> {
 #[tokio::test]
 async fn a_full_redis_does_nothing_of_it_or_all() -> Result<()> {
     let mut bench = Bench::new().await?;
-    bench.acquire(&name("a"), ours(1), 5_000).await?;
+    bench.acquire(&name("a"), ours(1), 300_000).await?;
     fill(&mut bench).await?;
     let before = bench.dump().await?;
     let calls = [acquire("b", ours(2)), release("a", ours(1))];
@@ -117,5 +117,5 @@ async fn a_full_redis_does_nothing_of_it_or_all() -> Result<()> {
     let [acquire, release] = calls;
     assert_eq!(bench.batch(&[release, acquire]).await?, [true; 2]);
     bench.assert_free(&name("a")).await?;
-    bench.assert_held(&name("b"), ours(2), 1, 4_000..=5_000).await
+    bench.assert_held(&name("b"), ours(2), 1, 240_000..=300_000).await
 }

@@ -27,7 +27,7 @@ impl Bench {
         least: u64,
     ) -> Result<AcquireOutcome> {
         Ok(parse_acquire(
-            &self.call(&script::acquire_fenced(lock, &who, lease(5_000), least)).await?,
+            &self.call(&script::acquire_fenced(lock, &who, lease(300_000), least)).await?,
         )?)
     }
 
@@ -38,7 +38,7 @@ impl Bench {
         to: HolderId,
         least: u64,
     ) -> Result<HandOverOutcome> {
-        let call = script::hand_over_fenced(lock, &from, &to, lease(5_000), least);
+        let call = script::hand_over_fenced(lock, &from, &to, lease(300_000), least);
         Ok(parse_hand_over(&self.call(&call).await?)?)
     }
 
@@ -100,7 +100,7 @@ async fn a_repeated_acquire_gets_one_token() -> Result<()> {
         assert_eq!(outcome, passed(AHEAD + 1));
     }
     assert_eq!(bench.token("a").await?, (AHEAD + 1).to_string());
-    bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await
+    bench.assert_held(&lock, ours(2), 1, 240_000..=300_000).await
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn a_counter_that_fell_back_is_raised_above_the_known_token() -> Result<()
 async fn a_refused_attempt_does_not_count() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, theirs(), 5_000).await?;
+    bench.acquire(&lock, theirs(), 300_000).await?;
     let before = bench.dump().await?;
     assert!(matches!(bench.fenced(&lock, ours(1), 5).await?, AcquireOutcome::Held { .. }));
     let late = bench.hand_over_fenced(&lock, ours(1), ours(2), 5).await?;

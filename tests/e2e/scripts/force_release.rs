@@ -40,8 +40,8 @@ impl Bench {
 async fn frees_the_expected_lock_and_notifies_waiters_and_the_agent() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(1), 5_000).await?;
-    bench.renew(&lock, ours(1), 2, 5_000).await?;
+    bench.acquire(&lock, ours(1), 300_000).await?;
+    bench.renew(&lock, ours(1), 2, 300_000).await?;
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
     let seen = [holder(ours(1), 2)];
@@ -58,7 +58,7 @@ async fn frees_the_expected_lock_and_notifies_waiters_and_the_agent() -> Result<
 async fn never_releases_a_lock_that_has_changed() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(2), 5_000).await?;
+    bench.acquire(&lock, ours(2), 300_000).await?;
     let before = bench.dump().await?;
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(2).client)).await?;
@@ -86,11 +86,11 @@ async fn never_releases_a_lock_that_has_changed() -> Result<()> {
     }
     // The holder and count are the same, but the TTL cannot be that of the expected lock: it was acquired again.
     let held = hash(&[holder(ours(2), 1)], None);
-    let seconds = Duration::from_secs;
+    let minutes = |n: u64| Duration::from_secs(n * 60);
     let seen = |ttl| ExpectedLock { hash: &held, ttl };
     for wrong in [
-        ExpectedTtl::Between(Duration::ZERO, seconds(3)),
-        ExpectedTtl::Between(seconds(6), seconds(60)),
+        ExpectedTtl::Between(Duration::ZERO, minutes(3)),
+        ExpectedTtl::Between(minutes(6), minutes(60)),
         ExpectedTtl::Endless,
     ] {
         for call in [
@@ -103,7 +103,7 @@ async fn never_releases_a_lock_that_has_changed() -> Result<()> {
     assert_eq!(bench.dump().await?, before);
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     assert_eq!(messages(&mut agent).await?, Vec::<String>::new());
-    let right = seen(ExpectedTtl::Between(Duration::ZERO, seconds(5)));
+    let right = seen(ExpectedTtl::Between(Duration::ZERO, minutes(5)));
     bench.client.call("PERSIST a").await?;
     let call = script::force_release(&lock, right, &[], Publish::Plain);
     assert_eq!(bench.forced(&call).await?, ForceReleaseOutcome::Changed, "it never expires now");
@@ -178,9 +178,9 @@ async fn a_read_write_lock_is_deleted_with_its_markers() -> Result<()> {
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
     for n in [1, 2] {
-        bench.call(&script::acquire_read(&lock, &ours(n), lease(5_000), None)).await?;
+        bench.call(&script::acquire_read(&lock, &ours(n), lease(300_000), None)).await?;
     }
-    bench.renew_read(&lock, ours(2), 2, 5_000).await?;
+    bench.renew_read(&lock, ours(2), 2, 300_000).await?;
     let seen = [holder(ours(1), 1), holder(ours(2), 2)];
     let mode = Some("read");
     assert_eq!(bench.force(&lock, &hash(&seen[..1], mode)).await?, ForceReleaseOutcome::Changed);
@@ -190,7 +190,7 @@ async fn a_read_write_lock_is_deleted_with_its_markers() -> Result<()> {
     assert_eq!(messages(&mut agent).await?.len(), 2);
 
     let writer = HolderId { write: true, ..ours(3) };
-    bench.call(&script::acquire_write(&lock, &writer, lease(5_000))).await?;
+    bench.call(&script::acquire_write(&lock, &writer, lease(300_000))).await?;
     let seen = hash(&[holder(writer, 1)], Some("write"));
     assert_eq!(bench.force(&lock, &seen).await?, ForceReleaseOutcome::Released);
     assert_eq!(messages(&mut waiter).await?, ["1", "00"]);
@@ -204,9 +204,9 @@ async fn an_account_that_may_not_remove_markers_releases_the_lock_all_the_same()
         let lock = name("a");
         let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
         match mode {
-            None => drop(bench.acquire(&lock, ours(1), 5_000).await?),
+            None => drop(bench.acquire(&lock, ours(1), 300_000).await?),
             Some(_) => {
-                bench.call(&script::acquire_read(&lock, &ours(1), lease(5_000), None)).await?;
+                bench.call(&script::acquire_read(&lock, &ours(1), lease(300_000), None)).await?;
             }
         }
         bench.client.call("ACL SETUSER default resetkeys ~a ~redisson_*").await?.ok()?;
@@ -224,13 +224,13 @@ async fn a_reader_is_released_with_its_markers_and_the_last_frees_the_lock() -> 
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
-    bench.call(&script::acquire_read(&lock, &ours(1), lease(60_000), None)).await?;
-    bench.renew_read(&lock, ours(1), 2, 60_000).await?;
-    bench.call(&script::acquire_read(&lock, &ours(2), lease(5_000), None)).await?;
+    bench.call(&script::acquire_read(&lock, &ours(1), lease(3_600_000), None)).await?;
+    bench.renew_read(&lock, ours(1), 2, 3_600_000).await?;
+    bench.call(&script::acquire_read(&lock, &ours(2), lease(300_000), None)).await?;
     let both = hash(&[holder(ours(1), 2), holder(ours(2), 1)], Some("read"));
     assert_eq!(bench.force_first(&lock, &both).await?, ForceReleaseOutcome::Released);
     let left = bench.pttl(&lock).await?;
-    assert!((1..=5_000).contains(&left), "the lease is that of who is left: {left}");
+    assert!((1..=300_000).contains(&left), "the lease is that of who is left: {left}");
     assert_eq!(bench.client.call("KEYS {a}*").await?.items()?.len(), 1, "one marker is left");
     assert_eq!(messages(&mut agent).await?, [format!("{} a", ours(1))]);
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
@@ -246,8 +246,8 @@ async fn a_released_writer_keeps_its_own_read_holds() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let writer = HolderId { write: true, ..ours(1) };
-    bench.call(&script::acquire_write(&lock, &writer, lease(5_000))).await?;
-    bench.call(&script::acquire_read(&lock, &ours(1), lease(5_000), Some(&writer))).await?;
+    bench.call(&script::acquire_write(&lock, &writer, lease(300_000))).await?;
+    bench.call(&script::acquire_read(&lock, &ours(1), lease(300_000), Some(&writer))).await?;
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     let seen = hash(&[holder(writer, 1), holder(ours(1), 1)], Some("write"));
     assert_eq!(bench.force_first(&lock, &seen).await?, ForceReleaseOutcome::Released);
@@ -262,9 +262,13 @@ async fn the_living_head_of_a_fair_queue_is_notified() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let wait = Duration::from_secs(15);
-    bench.call(&script::acquire_fair(&lock, &theirs(), lease(5_000), wait, true, &ours(0))).await?;
+    bench
+        .call(&script::acquire_fair(&lock, &theirs(), lease(300_000), wait, true, &ours(0)))
+        .await?;
     bench.client.call("RPUSH redisson_lock_queue:{a} somebody-dead").await?;
-    bench.call(&script::acquire_fair(&lock, &ours(1), lease(5_000), wait, true, &ours(0))).await?;
+    bench
+        .call(&script::acquire_fair(&lock, &ours(1), lease(300_000), wait, true, &ours(0)))
+        .await?;
     let mut head = bench.subscriber(&keys::fair_channel(&lock, &ours(1))).await?;
     let seen = [holder(theirs(), 1)];
     assert_eq!(bench.force_release(&lock, &seen).await?, ForceReleaseOutcome::Released);
@@ -279,10 +283,14 @@ async fn a_dead_waiter_is_removed_and_the_next_one_notified() -> Result<()> {
     let (lock, wait) = (name("a"), Duration::from_secs(60));
     let place = |n, deadline| script::remove_waiter(&lock, &ours(n), deadline, Publish::Plain);
     bench
-        .call(&script::acquire_fair(&lock, &theirs(), lease(60_000), wait, true, &ours(0)))
+        .call(&script::acquire_fair(&lock, &theirs(), lease(3_600_000), wait, true, &ours(0)))
         .await?;
-    bench.call(&script::acquire_fair(&lock, &ours(1), lease(5_000), wait, true, &ours(0))).await?;
-    bench.call(&script::acquire_fair(&lock, &ours(2), lease(5_000), wait, true, &ours(0))).await?;
+    bench
+        .call(&script::acquire_fair(&lock, &ours(1), lease(300_000), wait, true, &ours(0)))
+        .await?;
+    bench
+        .call(&script::acquire_fair(&lock, &ours(2), lease(300_000), wait, true, &ours(0)))
+        .await?;
     let deadline = async |bench: &mut Bench, waiter: HolderId| -> Result<Option<u64>> {
         let score = format!("ZSCORE redisson_lock_timeout:{{a}} {waiter}");
         Ok(bench.client.call(&score).await?.text().parse().ok())

@@ -13,15 +13,15 @@ async fn hands_over_at_count_one_without_a_message() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
-    bench.acquire(&lock, ours(1), 5_000).await?;
-    bench.renew(&lock, ours(1), 7, 5_000).await?;
-    let passed = bench.hand_over(&lock, ours(1), ours(2), 20_000).await?;
+    bench.acquire(&lock, ours(1), 300_000).await?;
+    bench.renew(&lock, ours(1), 7, 300_000).await?;
+    let passed = bench.hand_over(&lock, ours(1), ours(2), 1_200_000).await?;
     assert_eq!(
         passed,
         HandOverOutcome::Passed { subscribers: Some(1), token: None },
         "the waiter is counted"
     );
-    bench.assert_held(&lock, ours(2), 1, 15_000..=20_000).await?;
+    bench.assert_held(&lock, ours(2), 1, 900_000..=1_200_000).await?;
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     Ok(())
 }
@@ -30,27 +30,27 @@ async fn hands_over_at_count_one_without_a_message() -> Result<()> {
 async fn a_repeated_hand_over_passes_once() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(1), 5_000).await?;
-    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 5_000).await?, ALONE);
-    bench.renew(&lock, ours(2), 3, 5_000).await?;
-    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 5_000).await?, ALONE);
-    bench.assert_held(&lock, ours(2), 3, 4_000..=5_000).await
+    bench.acquire(&lock, ours(1), 300_000).await?;
+    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 300_000).await?, ALONE);
+    bench.renew(&lock, ours(2), 3, 300_000).await?;
+    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 300_000).await?, ALONE);
+    bench.assert_held(&lock, ours(2), 3, 240_000..=300_000).await
 }
 
 #[tokio::test]
 async fn a_late_hand_over_changes_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 5_000).await?, HandOverOutcome::Missing);
+    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 300_000).await?, HandOverOutcome::Missing);
     bench.assert_free(&lock).await?;
-    bench.acquire(&lock, theirs(), 5_000).await?;
-    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandOverOutcome::Stolen);
-    bench.assert_held(&lock, theirs(), 1, 4_000..=5_000).await?;
+    bench.acquire(&lock, theirs(), 300_000).await?;
+    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 3_600_000).await?, HandOverOutcome::Stolen);
+    bench.assert_held(&lock, theirs(), 1, 240_000..=300_000).await?;
     // The lock has passed from 2 to 3 in the meantime: the late first hand-over finds neither of its holders.
     bench.client.call("DEL a").await?;
-    bench.acquire(&lock, ours(3), 5_000).await?;
-    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandOverOutcome::Stolen);
-    bench.assert_held(&lock, ours(3), 1, 4_000..=5_000).await
+    bench.acquire(&lock, ours(3), 300_000).await?;
+    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 3_600_000).await?, HandOverOutcome::Stolen);
+    bench.assert_held(&lock, ours(3), 1, 240_000..=300_000).await
 }
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn leaves_other_keys_unchanged() -> Result<()> {
     let locks = other_keys(&mut bench.client, "x").await?;
     let before = bench.dump().await?;
     for lock in &locks {
-        let passed = bench.hand_over(&name(lock), ours(1), ours(2), 5_000).await?;
+        let passed = bench.hand_over(&name(lock), ours(1), ours(2), 300_000).await?;
         let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
         assert_eq!(
             passed,
@@ -74,23 +74,23 @@ async fn leaves_other_keys_unchanged() -> Result<()> {
 async fn hands_over_without_permission_to_count_subscribers() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(1), 5_000).await?;
+    bench.acquire(&lock, ours(1), 300_000).await?;
     let user = "ACL SETUSER agent on nopass ~* &* +@all -pubsub";
     bench.client.call(user).await?.ok()?;
     bench.client.call("AUTH agent any").await?.ok()?;
-    let passed = bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;
+    let passed = bench.hand_over(&lock, ours(1), ours(2), 300_000).await?;
     assert_eq!(passed, HandOverOutcome::Passed { subscribers: None, token: None });
-    bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await
+    bench.assert_held(&lock, ours(2), 1, 240_000..=300_000).await
 }
 
 #[tokio::test]
 async fn the_new_holder_gets_its_own_lease() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(1), 60_000).await?;
-    bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;
+    bench.acquire(&lock, ours(1), 3_600_000).await?;
+    bench.hand_over(&lock, ours(1), ours(2), 300_000).await?;
     let pttl = bench.pttl(&lock).await?;
-    assert!(pttl > 4_000, "the new holder has its whole lease, {pttl} ms");
+    assert!(pttl > 240_000, "the new holder has its whole lease, {pttl} ms");
     Ok(())
 }
 
@@ -98,11 +98,11 @@ async fn the_new_holder_gets_its_own_lease() -> Result<()> {
 async fn the_lock_is_held_at_every_instant() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.acquire(&lock, ours(1), 5_000).await?;
+    bench.acquire(&lock, ours(1), 300_000).await?;
     // MONITOR shows the commands of the script in order: the key must not disappear in between.
     let mut monitor = bench.redis.client().await?;
     monitor.call("MONITOR").await?.ok()?;
-    bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;
+    bench.hand_over(&lock, ours(1), ours(2), 300_000).await?;
     bench.client.call("PING").await?;
     let mut writes = Vec::new();
     loop {

@@ -33,7 +33,7 @@ impl Bench {
         who: HolderId,
         own: HolderId,
     ) -> Result<AcquireOutcome> {
-        let call = script::acquire_read(lock, &who, lease(5_000), Some(&writer(own)));
+        let call = script::acquire_read(lock, &who, lease(300_000), Some(&writer(own)));
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
 
@@ -84,21 +84,21 @@ impl Bench {
 async fn readers_share_the_lock_each_with_a_marker() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    assert_eq!(bench.read(&lock, ours(1), 60_000).await?, GRANTED);
-    assert_eq!(bench.read(&lock, ours(2), 5_000).await?, GRANTED);
-    assert_eq!(bench.read(&lock, ours(2), 5_000).await?, GRANTED, "sent twice");
+    assert_eq!(bench.read(&lock, ours(1), 3_600_000).await?, GRANTED);
+    assert_eq!(bench.read(&lock, ours(2), 300_000).await?, GRANTED);
+    assert_eq!(bench.read(&lock, ours(2), 300_000).await?, GRANTED, "sent twice");
     let mut fields = vec![field(ours(1), 1), field(ours(2), 1), mode("read")];
     fields.sort();
     assert_eq!(bench.fields(&lock).await?, fields);
-    assert!(bench.pttl(&lock).await? > 50_000, "the shorter lease cuts nothing");
-    assert!(matches!(bench.markers(&lock, ours(2)).await?[..], [4_000..=5_000]));
-    assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [50_000..=60_000]));
-    bench.read(&lock, ours(1), 5_000).await?;
+    assert!(bench.pttl(&lock).await? > 3_000_000, "the shorter lease cuts nothing");
+    assert!(matches!(bench.markers(&lock, ours(2)).await?[..], [240_000..=300_000]));
+    assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [3_000_000..=3_600_000]));
+    bench.read(&lock, ours(1), 300_000).await?;
     assert!(
-        matches!(bench.markers(&lock, ours(1)).await?[..], [50_000..=60_000]),
+        matches!(bench.markers(&lock, ours(1)).await?[..], [3_000_000..=3_600_000]),
         "nor sent twice"
     );
-    let AcquireOutcome::Held { holders, .. } = bench.write(&lock, ours(3), 5_000).await? else {
+    let AcquireOutcome::Held { holders, .. } = bench.write(&lock, ours(3), 300_000).await? else {
         panic!("readers are inside")
     };
     assert_eq!(holders.len(), 2, "they are named");
@@ -109,24 +109,24 @@ async fn readers_share_the_lock_each_with_a_marker() -> Result<()> {
 async fn a_writer_excludes_everyone_else() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    assert_eq!(bench.write(&lock, ours(1), 5_000).await?, GRANTED);
-    assert_eq!(bench.write(&lock, ours(1), 5_000).await?, GRANTED, "sent twice");
+    assert_eq!(bench.write(&lock, ours(1), 300_000).await?, GRANTED);
+    assert_eq!(bench.write(&lock, ours(1), 300_000).await?, GRANTED, "sent twice");
     let before = bench.dump().await?;
     for refused in [
-        bench.write(&lock, ours(2), 60_000).await?,
-        bench.read(&lock, ours(2), 60_000).await?,
+        bench.write(&lock, ours(2), 3_600_000).await?,
+        bench.read(&lock, ours(2), 3_600_000).await?,
         bench.read_under(&lock, ours(2), ours(3)).await?,
     ] {
-        let AcquireOutcome::Held { pttl_ms: Some(4_000..=5_000), holders } = refused else {
+        let AcquireOutcome::Held { pttl_ms: Some(240_000..=300_000), holders } = refused else {
             panic!("{refused:?}")
         };
         assert_eq!(holders, [writer(ours(1))]);
     }
     assert_eq!(bench.dump().await?, before);
     assert_eq!(bench.fields(&lock).await?, [field(writer(ours(1)), 1), mode("write")]);
-    assert_eq!(bench.renew(&lock, writer(ours(1)), 2, 9_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.renew(&lock, writer(ours(1)), 2, 540_000).await?, RenewOutcome::Renewed);
     let pttl = bench.pttl(&lock).await?;
-    assert!((8_000..=9_000).contains(&pttl), "no lease is added to another: {pttl}");
+    assert!((480_000..=540_000).contains(&pttl), "no lease is added to another: {pttl}");
     Ok(())
 }
 
@@ -135,10 +135,10 @@ async fn a_writer_may_read_and_downgrade() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
-    bench.write(&lock, ours(1), 60_000).await?;
+    bench.write(&lock, ours(1), 3_600_000).await?;
     assert_eq!(bench.read_under(&lock, ours(2), ours(1)).await?, GRANTED);
     assert_eq!(bench.release_read(&lock, ours(2)).await?, ReleaseOutcome::Released);
-    assert!(bench.pttl(&lock).await? > 50_000, "a reader that goes cuts no writer's lease");
+    assert!(bench.pttl(&lock).await? > 3_000_000, "a reader that goes cuts no writer's lease");
     assert!(bench.markers(&lock, ours(2)).await?.is_empty());
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
 
@@ -147,7 +147,7 @@ async fn a_writer_may_read_and_downgrade() -> Result<()> {
     assert_eq!(messages(&mut waiter).await?, ["1", "00"], "other readers may come in now");
     assert_eq!(bench.fields(&lock).await?, [field(ours(3), 1), mode("read")]);
     assert_eq!(bench.read_under(&lock, ours(3), ours(1)).await?, GRANTED, "a late copy");
-    assert_eq!(bench.read(&lock, theirs(), 5_000).await?, GRANTED);
+    assert_eq!(bench.read(&lock, theirs(), 300_000).await?, GRANTED);
     bench.release_read(&lock, theirs()).await?;
     assert_eq!(bench.release_read(&lock, ours(3)).await?, ReleaseOutcome::Released);
     assert_eq!(messages(&mut waiter).await?, ["0"]);
@@ -161,7 +161,7 @@ async fn a_dead_reader_disappears_with_the_writer() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
-    bench.write(&lock, ours(1), 60_000).await?;
+    bench.write(&lock, ours(1), 3_600_000).await?;
     bench.read_under(&lock, ours(2), ours(1)).await?;
     let marker = format!("{}:1", String::from_utf8(keys::read_marker_prefix(&lock, &ours(2)))?);
     bench.client.call(&format!("DEL {marker}")).await?.ok()?;
@@ -170,12 +170,12 @@ async fn a_dead_reader_disappears_with_the_writer() -> Result<()> {
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
 
     // The remaining lease is that of the reader, not of the writer.
-    bench.write(&lock, ours(1), 60_000).await?;
+    bench.write(&lock, ours(1), 3_600_000).await?;
     bench.read_under(&lock, ours(2), ours(1)).await?;
     bench.read_under(&lock, ours(3), ours(1)).await?;
     bench.client.call(&format!("DEL {marker}")).await?.ok()?;
     assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::Released);
-    assert!((3_000..=5_000).contains(&bench.pttl(&lock).await?));
+    assert!((180_000..=300_000).contains(&bench.pttl(&lock).await?));
     assert_eq!(bench.release_read(&lock, ours(3)).await?, ReleaseOutcome::Released);
     bench.assert_free(&lock).await?;
     Ok(())
@@ -185,37 +185,41 @@ async fn a_dead_reader_disappears_with_the_writer() -> Result<()> {
 async fn counts_and_markers_change_together() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.read(&lock, ours(1), 60_000).await?;
-    assert_eq!(bench.renew_read(&lock, ours(1), 3, 5_000).await?, RenewOutcome::Renewed);
+    bench.read(&lock, ours(1), 3_600_000).await?;
+    assert_eq!(bench.renew_read(&lock, ours(1), 3, 300_000).await?, RenewOutcome::Renewed);
     assert!(matches!(
         bench.markers(&lock, ours(1)).await?[..],
-        [50_000..=60_000, 4_000..=5_000, 4_000..=5_000]
+        [3_000_000..=3_600_000, 240_000..=300_000, 240_000..=300_000]
     ));
-    assert!(bench.pttl(&lock).await? > 50_000);
-    bench.renew_read(&lock, ours(1), 2, 5_000).await?;
+    assert!(bench.pttl(&lock).await? > 3_000_000);
+    bench.renew_read(&lock, ours(1), 2, 300_000).await?;
     assert_eq!(bench.markers(&lock, ours(1)).await?.len(), 2);
     assert_eq!(bench.fields(&lock).await?, [field(ours(1), 2), mode("read")]);
     // A marker that lasts longer, one without a TTL, one that was evicted, and a lock without a TTL.
     let marker = |n: u32| format!("{{a}}:{}:rwlock_timeout:{n}", ours(1));
-    bench.renew_read(&lock, ours(1), 3, 5_000).await?;
-    bench.client.call(&format!("PEXPIRE {} 60000", marker(1))).await?;
+    bench.renew_read(&lock, ours(1), 3, 300_000).await?;
+    bench.client.call(&format!("PEXPIRE {} 3600000", marker(1))).await?;
     bench.client.call(&format!("PERSIST {}", marker(2))).await?;
     bench.client.call(&format!("DEL {}", marker(3))).await?;
     bench.client.call("PERSIST a").await?;
-    let without = bench.renew_read_with(&lock, ours(1), 3, 8_000, MissingMarkers::Report).await?;
+    let without = bench.renew_read_with(&lock, ours(1), 3, 480_000, MissingMarkers::Report).await?;
     assert_eq!(without, RenewOutcome::MarkersMissing);
-    assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [50_000..=60_000, 7_000..=8_000]));
-    assert!((7_000..=8_000).contains(&bench.pttl(&lock).await?));
-    assert_eq!(bench.renew_read(&lock, ours(1), 3, 8_000).await?, RenewOutcome::Renewed);
     assert!(matches!(
         bench.markers(&lock, ours(1)).await?[..],
-        [50_000..=60_000, 7_000..=8_000, 7_000..=8_000]
+        [3_000_000..=3_600_000, 420_000..=480_000]
     ));
-    let complete = bench.renew_read_with(&lock, ours(1), 3, 9_000, MissingMarkers::Report).await?;
+    assert!((420_000..=480_000).contains(&bench.pttl(&lock).await?));
+    assert_eq!(bench.renew_read(&lock, ours(1), 3, 480_000).await?, RenewOutcome::Renewed);
+    assert!(matches!(
+        bench.markers(&lock, ours(1)).await?[..],
+        [3_000_000..=3_600_000, 420_000..=480_000, 420_000..=480_000]
+    ));
+    let complete =
+        bench.renew_read_with(&lock, ours(1), 3, 540_000, MissingMarkers::Report).await?;
     assert_eq!(complete, RenewOutcome::Renewed);
     assert!(matches!(
         bench.markers(&lock, ours(1)).await?[..],
-        [50_000..=60_000, 8_000..=9_000, 8_000..=9_000]
+        [3_000_000..=3_600_000, 480_000..=540_000, 480_000..=540_000]
     ));
     assert_eq!(bench.release_read(&lock, ours(1)).await?, ReleaseOutcome::Released);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0, "nothing is left");
@@ -258,22 +262,22 @@ async fn late_copies_change_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let missing = (
-        bench.renew_read(&lock, ours(1), 2, 5_000).await?,
+        bench.renew_read(&lock, ours(1), 2, 300_000).await?,
         bench.release_read(&lock, ours(1)).await?,
         bench.release_write(&lock, ours(1)).await?,
     );
     assert_eq!(missing, (RenewOutcome::Missing, ReleaseOutcome::Missing, ReleaseOutcome::Missing));
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
-    bench.read(&lock, theirs(), 5_000).await?;
+    bench.read(&lock, theirs(), 300_000).await?;
     let before = bench.dump().await?;
     let stolen = (
-        bench.renew_read(&lock, ours(1), 2, 60_000).await?,
+        bench.renew_read(&lock, ours(1), 2, 3_600_000).await?,
         bench.release_read(&lock, ours(1)).await?,
         bench.release_write(&lock, ours(1)).await?,
     );
     assert_eq!(stolen, (RenewOutcome::Stolen, ReleaseOutcome::Stolen, ReleaseOutcome::Stolen));
     assert_eq!(bench.dump().await?, before);
-    assert!(bench.pttl(&lock).await? <= 5_000);
+    assert!(bench.pttl(&lock).await? <= 300_000);
     Ok(())
 }
 
@@ -281,11 +285,11 @@ async fn late_copies_change_nothing() -> Result<()> {
 async fn the_lease_is_limited_to_the_longest_living_reader() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.foreign_reader("a", theirs(), &[9_000, 20_000]).await?;
-    bench.read(&lock, ours(1), 60_000).await?;
+    bench.foreign_reader("a", theirs(), &[540_000, 1_200_000]).await?;
+    bench.read(&lock, ours(1), 3_600_000).await?;
     bench.release_read(&lock, ours(1)).await?;
     let pttl = bench.pttl(&lock).await?;
-    assert!((19_000..=20_000).contains(&pttl), "{pttl}");
+    assert!((1_140_000..=1_200_000).contains(&pttl), "{pttl}");
     Ok(())
 }
 
@@ -295,8 +299,8 @@ async fn dead_readers_disappear_with_the_last_living_one() -> Result<()> {
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     bench.foreign_reader("a", theirs(), &[]).await?;
-    bench.read(&lock, ours(1), 60_000).await?;
-    bench.read(&lock, ours(2), 60_000).await?;
+    bench.read(&lock, ours(1), 3_600_000).await?;
+    bench.read(&lock, ours(2), 3_600_000).await?;
     bench.release_read(&lock, ours(1)).await?;
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     assert_eq!(bench.release_read(&lock, ours(2)).await?, ReleaseOutcome::Released);
@@ -311,10 +315,10 @@ async fn a_crowd_of_readers_is_not_searched() -> Result<()> {
     let lock = name("a");
     let crowd: String = (100..500).map(|n| format!(" {} 1", ours(n))).collect();
     bench.client.call(&format!("HSET a mode read{crowd}")).await?.ok()?;
-    bench.read(&lock, ours(1), 60_000).await?;
+    bench.read(&lock, ours(1), 3_600_000).await?;
     bench.release_read(&lock, ours(1)).await?;
-    assert!(bench.pttl(&lock).await? > 50_000);
-    let AcquireOutcome::Held { holders, .. } = bench.write(&lock, ours(1), 60_000).await? else {
+    assert!(bench.pttl(&lock).await? > 3_000_000);
+    let AcquireOutcome::Held { holders, .. } = bench.write(&lock, ours(1), 3_600_000).await? else {
         panic!("they are inside")
     };
     assert!(holders.is_empty() && !bench.ran("hkeys").await?);
@@ -326,14 +330,14 @@ async fn the_write_side_is_handed_over() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let _waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
-    bench.write(&lock, ours(1), 5_000).await?;
-    let call = script::hand_over(&lock, &writer(ours(1)), &writer(ours(2)), lease(20_000));
+    bench.write(&lock, ours(1), 300_000).await?;
+    let call = script::hand_over(&lock, &writer(ours(1)), &writer(ours(2)), lease(1_200_000));
     let passed = HandOverOutcome::Passed { subscribers: Some(1), token: None };
     for _ in 0..2 {
         assert_eq!(parse_hand_over(&bench.call(&call).await?)?, passed);
         assert_eq!(bench.fields(&lock).await?, [field(writer(ours(2)), 1), mode("write")]);
     }
-    assert!(bench.pttl(&lock).await? > 15_000);
+    assert!(bench.pttl(&lock).await? > 900_000);
     Ok(())
 }
 
@@ -346,18 +350,18 @@ async fn keys_other_than_a_read_write_lock_are_reported_and_unchanged() -> Resul
     let before = bench.dump().await?;
     for lock in locks.iter().take(4).map(String::as_str).chain(["x.settings"]) {
         for reply in [
-            bench.read(&name(lock), ours(1), 5_000).await?,
-            bench.write(&name(lock), ours(1), 5_000).await?,
+            bench.read(&name(lock), ours(1), 300_000).await?,
+            bench.write(&name(lock), ours(1), 300_000).await?,
         ] {
             assert!(matches!(reply, AcquireOutcome::WrongType(_)), "{lock} {reply:?}");
         }
     }
     let plain = AcquireOutcome::WrongKind("lock".to_owned());
-    assert_eq!(bench.read(&name("x.plain"), ours(1), 5_000).await?, plain);
-    assert_eq!(bench.write(&name("x.plain"), ours(1), 5_000).await?, plain);
+    assert_eq!(bench.read(&name("x.plain"), ours(1), 300_000).await?, plain);
+    assert_eq!(bench.write(&name("x.plain"), ours(1), 300_000).await?, plain);
     for lock in ["x.string", "x.list", "x.zset"] {
         let lock = name(lock);
-        assert_eq!(bench.renew_read(&lock, ours(1), 1, 5_000).await?, RenewOutcome::WrongType);
+        assert_eq!(bench.renew_read(&lock, ours(1), 1, 300_000).await?, RenewOutcome::WrongType);
         assert_eq!(bench.release_read(&lock, ours(1)).await?, ReleaseOutcome::WrongType);
         assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::WrongType);
     }
@@ -373,8 +377,8 @@ async fn a_fair_lock_with_a_queue_is_not_a_read_write_lock() -> Result<()> {
     bench.client.call(&add).await?.ok()?;
     let before = bench.dump().await?;
     let fair = AcquireOutcome::WrongKind("fair".to_owned());
-    assert_eq!(bench.read(&name("a"), ours(1), 5_000).await?, fair);
-    assert_eq!(bench.write(&name("a"), ours(1), 5_000).await?, fair);
+    assert_eq!(bench.read(&name("a"), ours(1), 300_000).await?, fair);
+    assert_eq!(bench.write(&name("a"), ours(1), 300_000).await?, fair);
     assert_eq!(bench.dump().await?, before);
     Ok(())
 }
@@ -383,17 +387,17 @@ async fn a_fair_lock_with_a_queue_is_not_a_read_write_lock() -> Result<()> {
 async fn a_full_redis_refuses_acquiring_and_accepts_releasing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (lock, other) = (name("a"), name("b"));
-    bench.write(&lock, ours(1), 5_000).await?;
+    bench.write(&lock, ours(1), 300_000).await?;
     bench.read_under(&lock, ours(2), ours(1)).await?;
     full::fill(&mut bench).await?;
     for refused in
-        [bench.read(&other, ours(3), 5_000).await, bench.write(&other, ours(3), 5_000).await]
+        [bench.read(&other, ours(3), 300_000).await, bench.write(&other, ours(3), 300_000).await]
     {
         let refused = refused.unwrap_err().to_string();
         assert!(refused.starts_with("OOM"), "{refused}");
     }
     bench.assert_free(&other).await?;
-    assert_eq!(bench.renew_read(&lock, ours(2), 3, 9_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.renew_read(&lock, ours(2), 3, 540_000).await?, RenewOutcome::Renewed);
     assert_eq!(bench.markers(&lock, ours(2)).await?.len(), 3);
     assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::Released, "a downgrade");
     assert_eq!(bench.fields(&lock).await?, [field(ours(2), 3), mode("read")]);
