@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, Reply, eventually};
 
-use super::{Bench, assert_error, credentials, holder, lock};
+use super::{Bench, answered, assert_error, credentials, holder, lock};
 
 const QUEUE: &str = "redisson_lock_queue:{a}";
 const DEADLINES: &str = "redisson_lock_timeout:{a}";
@@ -113,7 +113,7 @@ async fn a_departed_waiter_leaves_no_queue_entry() -> Result<()> {
     assert_eq!(first.call("LOCK a KIND fair NOWAIT OWNER 5").await?, Reply::Null);
     assert_eq!(bench.queue_entries().await?.len(), 0, "NOWAIT does not queue");
     let mut impatient = bench.session().await?;
-    assert_eq!(impatient.call("LOCK a KIND fair WAIT 100").await?, Reply::Null);
+    assert_eq!(answered(&mut impatient, "LOCK a KIND fair WAIT 100").await, Reply::Null);
     bench.until_queue(0).await;
 
     let mut cancelled = bench.session().await?;

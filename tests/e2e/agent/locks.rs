@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use harness::{Reply, eventually};
 
-use super::{Bench, assert_error, credentials, holder, lock, rows};
+use super::{Bench, answered, assert_error, credentials, holder, lock, rows};
 
 #[tokio::test]
 async fn a_lock_has_redissons_layout_in_redis() -> Result<()> {
@@ -285,7 +285,7 @@ async fn a_holder_of_an_unknown_client_excludes_others() -> Result<()> {
         bench.direct.call(&format!("HSET {name} {field} 1")).await?.ok()?;
         bench.direct.call(&format!("PEXPIRE {name} 600000")).await?.ok()?;
         for kind in ["lock", "fair", "fenced"] {
-            let reply = worker.call(&format!("LOCK {name} KIND {kind} WAIT 20")).await?;
+            let reply = answered(&mut worker, &format!("LOCK {name} KIND {kind} WAIT 20")).await;
             assert_eq!(reply, Reply::Null, "{field} {kind}: held by another client");
         }
         for kind in ["read", "write"] {

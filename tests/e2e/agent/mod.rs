@@ -139,6 +139,16 @@ pub(crate) async fn lock(client: &mut Client, command: &str) -> Result<Reply> {
     Ok(reply)
 }
 
+/// Repeats a command until Redis, on a busy machine, answers in time, and returns the reply.
+pub(crate) async fn answered(client: &mut Client, command: &str) -> Reply {
+    eventually("Redis to answer in time", async || {
+        let reply = client.call(command).await?;
+        ensure!(!reply.is_error("UNAVAILABLE"), "{reply}");
+        Ok(reply)
+    })
+    .await
+}
+
 /// Returns the holder in the reply to LOCK.
 pub(crate) fn holder(reply: &Reply) -> Result<String> {
     Ok(reply.field("holder")?.text())

@@ -38,7 +38,7 @@ async fn a_frozen_redis_causes_jeopardy_then_loss_and_then_works_again() -> Resu
 
 #[tokio::test]
 async fn a_hold_in_jeopardy_survives_a_short_freeze_of_redis() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "4s"]).await?;
+    let mut bench = Bench::with(&["--lease", "12s"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     bench.redis.process().freeze().await?;

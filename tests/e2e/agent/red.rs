@@ -8,7 +8,10 @@ use harness::redis::locks;
 use harness::{Agent, Client, RedisServer, Reply, eventually};
 use redisson::{HolderId, keys};
 
-use super::{assert_error, credentials, holder, lock};
+use super::{answered, assert_error, credentials, holder, lock};
+
+/// Gives each server of a busy machine the time to answer.
+const PATIENT: [&str; 2] = ["--node-timeout", "2s"];
 
 /// An agent with its own Redis, and the servers of its red locks.
 pub(crate) struct Red {
@@ -84,7 +87,7 @@ async fn until_lost(client: &mut Client, ticket: &str) -> String {
 
 #[tokio::test]
 async fn a_red_lock_is_a_plain_lock_on_each_of_its_servers() -> Result<()> {
-    let red = Red::with(3, &[]).await?;
+    let red = Red::with(3, &PATIENT).await?;
     let mut worker = red.agent.client().await?;
     let mut other = red.agent.client().await?;
     let held = lock(&mut worker, "LOCK a KIND red").await?;
@@ -186,7 +189,7 @@ async fn acquisition_time_is_deducted_from_validity() -> Result<()> {
         urls.push(proxy.url());
         proxies.push(proxy);
     }
-    let agent = agent(&main, &urls, &["--node-timeout", "2s"]).await?;
+    let agent = agent(&main, &urls, &PATIENT).await?;
     for proxy in &proxies {
         let line = proxy.line("lockscope-agent").await;
         line.set(Way::Down, Flow::Delay(Duration::from_millis(SLOW)));
@@ -203,10 +206,10 @@ async fn acquisition_time_is_deducted_from_validity() -> Result<()> {
 
 #[tokio::test]
 async fn mlock_acquires_red_locks_too() -> Result<()> {
-    let red = Red::with(3, &[]).await?;
+    let red = Red::with(3, &PATIENT).await?;
     let (mut one, mut two) = (red.agent.client().await?, red.agent.client().await?);
     lock(&mut one, "LOCK b KIND red").await?;
-    assert_eq!(two.call("MLOCK 2 a b KIND red WAIT 50").await?, Reply::Null);
+    assert_eq!(answered(&mut two, "MLOCK 2 a b KIND red WAIT 50").await, Reply::Null);
     assert_eq!(red.standing("a").await?, 0, "all or none");
     one.call("UNLOCK b").await?.ok()?;
     assert_eq!(two.call("MLOCK 2 a b KIND red").await?.items()?.len(), 2);
@@ -244,7 +247,7 @@ async fn a_minority_of_killed_servers_is_harmless() -> Result<()> {
 
 #[tokio::test]
 async fn a_majority_of_killed_servers_is_reported_and_plain_locks_continue() -> Result<()> {
-    let mut red = Red::with(3, &["--lease", "2s"]).await?;
+    let mut red = Red::with(3, &["--lease", "6s", "--node-timeout", "2s"]).await?;
     let (mut worker, mut listener) = (red.agent.client().await?, red.agent.client().await?);
     let ticket = credentials(&mut worker).await?;
     lock(&mut worker, "LOCK a KIND red").await?;
@@ -272,7 +275,7 @@ async fn a_majority_of_killed_servers_is_reported_and_plain_locks_continue() -> 
 
 #[tokio::test]
 async fn a_frozen_server_delays_nothing() -> Result<()> {
-    let mut red = Red::with(3, &[]).await?;
+    let mut red = Red::with(3, &PATIENT).await?;
     red.servers[1].process().freeze().await?;
     let mut worker = red.agent.client().await?;
     // If each waited for the response time-out of two seconds, these would take minutes.
@@ -326,9 +329,10 @@ async fn a_majority_that_restarts_empty_is_a_loss() -> Result<()> {
 
 #[tokio::test]
 async fn two_agents_exclude_and_wake_each_other() -> Result<()> {
-    let red = Red::with(3, &[]).await?;
+    let red = Red::with(3, &PATIENT).await?;
     let urls: Vec<_> = red.servers.iter().map(RedisServer::url).collect();
-    let second = agent(&red.main, &urls, &["--poll-max", "1h"]).await?;
+    let flags = [PATIENT.as_slice(), &["--poll-max", "1h"]].concat();
+    let second = agent(&red.main, &urls, &flags).await?;
     let (mut one, mut two) = (red.agent.client().await?, second.client().await?);
     for _ in 0..5 {
         lock(&mut one, "LOCK a KIND red LEASE 600000").await?;

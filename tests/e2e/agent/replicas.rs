@@ -273,7 +273,7 @@ async fn each_lock_in_a_cluster_needs_replicas_of_its_master() -> Result<()> {
 async fn renewals_continue_while_a_replica_is_stopped_and_extend_no_validity() -> Result<()> {
     let master = master().await?;
     let mut replica = replica(&master).await?;
-    let agent = Agent::with(&master, &["--min-replicas", "1", "--lease", "6s"]).await?;
+    let agent = Agent::with(&master, &["--min-replicas", "1", "--lease", "12s"]).await?;
     let mut worker = agent.client_with_pushes().await?;
     granted(&mut worker, "LOCK a").await;
     let batches = async |outcome| {
@@ -295,7 +295,7 @@ async fn renewals_continue_while_a_replica_is_stopped_and_extend_no_validity() -
     replica.process().freeze().await?;
     assert_eq!(worker.push().await?[0], "lock-jeopardy");
     let left = master.client().await?.call("PTTL a").await?.int()?;
-    assert!(left > 2_100, "{left}: the confirmed lease has less left, so Redis was sent renewals");
+    assert!(left > 4_200, "{left}: the confirmed lease has less left, so Redis was sent renewals");
     let (unconfirmed, acknowledged) = batches("unconfirmed").await?;
     assert!(unconfirmed >= 1.0 && acknowledged == 0.0, "{unconfirmed} {acknowledged}");
     replica.process().thaw()?;

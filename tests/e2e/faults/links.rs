@@ -7,13 +7,13 @@ use harness::proxy::{Flow, Gate, Way};
 use harness::{Reply, eventually};
 
 use super::{
-    COMMANDS, LONG, MESSAGES, RENEWALS, SHORT, assert_error, assert_held_by, holder, lock, lost,
-    ready, stage, unready,
+    COMMANDS, LONG, MEDIUM, MESSAGES, RENEWALS, SHORT, assert_error, assert_held_by, holder, lock,
+    lost, ready, stage, unready,
 };
 
 #[tokio::test]
 async fn a_hold_in_jeopardy_survives_a_partition_shorter_than_its_lease() -> Result<()> {
-    let (mut bench, proxy) = stage(SHORT).await?;
+    let (mut bench, proxy) = stage(MEDIUM).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     proxy.part();
@@ -29,7 +29,7 @@ async fn a_hold_in_jeopardy_survives_a_partition_shorter_than_its_lease() -> Res
 
 #[tokio::test]
 async fn a_partition_longer_than_the_lease_is_reported_before_expiry() -> Result<()> {
-    let (mut bench, proxy) = stage(SHORT).await?;
+    let (mut bench, proxy) = stage(&["--lease", "12s", "--lost-margin", "1200ms"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     proxy.part();
@@ -122,13 +122,13 @@ async fn a_slow_connection_reduces_validity_only() -> Result<()> {
 
 #[tokio::test]
 async fn a_redis_that_refuses_connections_is_retried() -> Result<()> {
-    let (mut bench, proxy) = stage(SHORT).await?;
+    let (mut bench, proxy) = stage(MEDIUM).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     proxy.gate(Gate::Refuse);
     proxy.cut();
-    assert_eq!(worker.push().await?[0], "lock-jeopardy");
     assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "b");
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
     proxy.heal();
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
     assert_held_by(&mut bench, "a", &first).await?;

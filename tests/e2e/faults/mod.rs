@@ -24,6 +24,8 @@ const MESSAGES: &str = "lockscope-agent-messages";
 const LONG: &[&str] = &["--lease", "10m"];
 /// A lease that is long enough for a busy machine and short enough for a test to see it end.
 const SHORT: &[&str] = &["--lease", "6s"];
+/// A lease of which a busy machine has enough left, after a warning, to renew it in time.
+const MEDIUM: &[&str] = &["--lease", "12s"];
 
 /// Starts a Redis, an agent that reaches it through a proxy, and the proxy.
 async fn stage(flags: &[&str]) -> Result<(Bench, Proxy)> {

@@ -1,12 +1,12 @@
 //! Redis itself: restarted, emptied, made a replica, busy, full, locked down, with another clock.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use harness::proxy::Place;
-use harness::{Agent, Client, RedisServer, Reply};
+use harness::{Agent, Client, RedisServer, Reply, eventually};
 
 use super::{
-    LONG, SHORT, assert_error, assert_held_by, credentials, holder, lock, lost, on, ready, stage,
-    unready,
+    LONG, MEDIUM, SHORT, assert_error, assert_held_by, credentials, holder, lock, lost, on, ready,
+    stage, unready,
 };
 
 const RENEWALS_TOTAL: &str = "lockscope_agent_renewals_total";
@@ -173,13 +173,13 @@ async fn a_demoted_master_that_is_old_is_replaced_by_the_new_master() -> Result<
 
 #[tokio::test]
 async fn a_replica_is_not_used_for_locks() -> Result<()> {
-    let (mut bench, _proxy) = stage(SHORT).await?;
+    let (mut bench, _proxy) = stage(MEDIUM).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     run(&mut bench.direct, "REPLICAOF 127.0.0.1 1").await?;
-    assert_eq!(worker.push().await?[0], "lock-jeopardy");
     unready(&bench.agent, "is a replica").await;
     assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "replica");
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
     run(&mut bench.direct, "REPLICAOF NO ONE").await?;
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
     assert_held_by(&mut bench, "a", &first).await?;
@@ -210,17 +210,23 @@ async fn a_clock_that_steps_verifies_every_hold() -> Result<()> {
 
 #[tokio::test]
 async fn the_agent_waits_for_a_busy_script_on_the_same_connection() -> Result<()> {
-    let (mut bench, _proxy) = stage(SHORT).await?;
+    let (mut bench, _proxy) = stage(MEDIUM).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     run(&mut bench.direct, "CONFIG SET busy-reply-threshold 20").await?;
     let mut hog = bench.redis.client().await?;
     hog.send_bytes(b"EVAL \"while true do end\" 0\r\n").await?;
-    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    eventually("the script to run", async || {
+        let reply = bench.direct.call("PING").await?;
+        ensure!(reply.is_error("BUSY"), "{reply}");
+        Ok(())
+    })
+    .await;
     assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "BUSY");
     let mut waiter = bench.session().await?;
     waiter.send("LOCK b").await?;
     bench.until_waiting("b", 1).await?;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
     run(&mut bench.direct, "SCRIPT KILL").await?;
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
     assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1));
@@ -234,15 +240,15 @@ async fn permissions_may_be_revoked_and_restored() -> Result<()> {
     let mut direct = redis.client().await?;
     run(&mut direct, "ACL SETUSER default >secret").await?;
     let with_password = redis.url().replace("redis://", "redis://:secret@");
-    let agent = Agent::at(&with_password, SHORT).await?;
+    let agent = Agent::at(&with_password, MEDIUM).await?;
     ready(&agent).await;
     let mut worker = agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     // Scripts are denied on an open connection, with NOPERM.
     run(&mut direct, "ACL SETUSER default -eval -evalsha").await?;
-    assert_eq!(worker.push().await?[0], "lock-jeopardy");
     assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "NOPERM");
     unready(&agent, "NOPERM").await;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
     run(&mut direct, "ACL SETUSER default +eval +evalsha").await?;
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
     // The password changes and every connection is closed, so no client can log in.
@@ -274,15 +280,15 @@ async fn a_redis_at_its_client_limit_is_retried() -> Result<()> {
 
 #[tokio::test]
 async fn the_agent_waits_for_a_redis_that_refuses_writes() -> Result<()> {
-    let (mut bench, _proxy) = stage(SHORT).await?;
+    let (mut bench, _proxy) = stage(MEDIUM).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let mut waiter = bench.session().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     run(&mut bench.direct, "CONFIG SET min-replicas-to-write 1").await?;
-    assert_eq!(worker.push().await?[0], "lock-jeopardy");
     assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "NOREPLICAS");
     waiter.send("LOCK b").await?;
     bench.until_waiting("b", 1).await?;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
     run(&mut bench.direct, "CONFIG SET min-replicas-to-write 0").await?;
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
     assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1));

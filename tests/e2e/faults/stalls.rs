@@ -9,7 +9,9 @@ use harness::redis::random_port;
 use harness::{Agent, Client, PATIENCE, Proxy, RedisServer, Reply, Worker, agent, eventually};
 use tokio::time::Instant;
 
-use super::{COMMANDS, SHORT, assert_error, assert_held_by, holder, lock, lost, ready, stage};
+use super::{
+    COMMANDS, MEDIUM, SHORT, assert_error, assert_held_by, holder, lock, lost, ready, stage,
+};
 
 const SLEEPS: &str = "lockscope_agent_sleeps_total";
 
@@ -77,7 +79,7 @@ async fn an_agent_that_slept_for_less_than_its_leases_verifies_every_hold() -> R
 
 #[tokio::test]
 async fn a_grant_buffered_in_a_stopped_agent_is_not_delivered() -> Result<()> {
-    let (mut bench, proxy) = stage(SHORT).await?;
+    let (mut bench, proxy) = stage(MEDIUM).await?;
     let other = neighbour(&bench).await?;
     let mut worker = bench.session().await?;
     let mut thief = other.client().await?;
@@ -86,8 +88,8 @@ async fn a_grant_buffered_in_a_stopped_agent_is_not_delivered() -> Result<()> {
     worker.send("LOCK a").await?;
     // Redis has granted the lock, and the agent is frozen before it receives the reply.
     line.until_held(Way::Down).await;
-    let stale = bench.holders("a").await?;
     bench.agent.process().freeze().await?;
+    let stale = bench.holders("a").await?;
     line.set(Way::Down, Flow::Pass);
     thief.send("LOCK a").await?;
     let other_holder = holder(&thief.reply().await?)?;
@@ -103,7 +105,7 @@ async fn a_grant_buffered_in_a_stopped_agent_is_not_delivered() -> Result<()> {
 
 #[tokio::test]
 async fn a_killed_agents_locks_are_free_after_their_lease_and_never_before() -> Result<()> {
-    let (mut bench, _proxy) = stage(SHORT).await?;
+    let (mut bench, _proxy) = stage(MEDIUM).await?;
     let other = neighbour(&bench).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let mut waiter = other.client().await?;

@@ -121,7 +121,7 @@ async fn a_lost_hold_shows_its_cause() -> Result<()> {
     let receiver = SpanReceiver::start().await?;
     let endpoint = receiver.grpc();
     let mut redis = RedisServer::start().await?;
-    let flags = ["--lease", "2s"];
+    let flags = ["--lease", "6s"];
     let mut agent = Agent::in_environment(&redis, &flags, &sending(&endpoint, "grpc")).await?;
     let mut worker = agent.client().await?;
     ok(&mut worker, "LOCK report").await?;
