@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::{Value, cmd};
 use service_kit::redis::{CallError, Link, LinkOptions, LinkStatus};
 use service_kit::shutdown::Shutdown;
+use tokio::time::Instant;
 
 use crate::proxy::Proxy;
 use crate::server::Server;
@@ -77,16 +78,19 @@ async fn the_first_call_that_times_out_ends_the_younger_ones_too() {
     let link = Link::start(target(&server.url()), options, &shutdown);
     up(&link).await;
     server.freeze();
-    let old = tokio::spawn({
-        let link = link.clone();
-        async move { link.call(cmd("PING")).await }
-    });
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let young = link.call(cmd("PING"));
-    // Its own timeout would take the later call five seconds; it ends with the earlier call's.
-    let young = tokio::time::timeout(Duration::from_millis(4_500), young).await;
-    assert!(young.expect("it ends with the old call").unwrap_err().is_lost());
-    assert!(old.await.unwrap().unwrap_err().is_lost());
+    let end_of = async |link: Link| {
+        assert!(link.call(cmd("PING")).await.unwrap_err().is_lost());
+        Instant::now()
+    };
+    let old = end_of(link.clone());
+    let young = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        end_of(link.clone()).await
+    };
+    let (old, young) = tokio::join!(old, young);
+    // With a timeout of its own, each would end as late as it began.
+    let apart = old.max(young) - old.min(young);
+    assert!(apart < Duration::from_secs(1), "{apart:?}");
     server.thaw();
 }
 
@@ -145,7 +149,7 @@ async fn a_silent_proxy_is_left_for_a_new_connection() {
     let shutdown = Shutdown::new();
     let link = start(&proxy.url(), &shutdown);
     up(&link).await;
-    proxy.stop_forwarding_the_first();
+    proxy.stop_forwarding_the_existing();
     let error = link.call(cmd("INCR").arg("k").to_owned()).await.unwrap_err();
     assert!(error.is_lost(), "{error}");
     up(&link).await;
@@ -160,7 +164,7 @@ async fn a_silent_proxy_is_noticed_by_an_idle_link() {
     let shutdown = Shutdown::new();
     let link = start(&proxy.url(), &shutdown);
     up(&link).await;
-    proxy.stop_forwarding_the_first();
+    proxy.stop_forwarding_the_existing();
     eventually("the link is on its second connection", async || {
         let state = link.state();
         let state = state.borrow();

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -10,7 +10,8 @@ use tokio::net::{TcpListener, TcpStream};
 pub(crate) struct Proxy {
     address: SocketAddr,
     accepted: Arc<AtomicUsize>,
-    first_is_stuck: Arc<AtomicBool>,
+    /// The number of connections, from the first on, that swallow everything.
+    stuck: Arc<AtomicUsize>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -19,18 +20,18 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let accepted = Arc::new(AtomicUsize::new(0));
-        let first_is_stuck = Arc::new(AtomicBool::new(false));
-        let (count, stuck) = (Arc::clone(&accepted), Arc::clone(&first_is_stuck));
+        let stuck = Arc::new(AtomicUsize::new(0));
+        let (count, swallowing) = (Arc::clone(&accepted), Arc::clone(&stuck));
         let accepting = tokio::spawn(async move {
             loop {
                 let (client, _) = listener.accept().await.unwrap();
-                let is_first = count.fetch_add(1, Ordering::Relaxed) == 0;
+                let before = count.fetch_add(1, Ordering::Relaxed);
                 let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-                let stuck = if is_first { Arc::clone(&stuck) } else { Arc::default() };
-                tokio::spawn(forward(client, server, stuck));
+                let swallowing = Arc::clone(&swallowing);
+                tokio::spawn(forward(client, server, before, swallowing));
             }
         });
-        Self { address, accepted, first_is_stuck, accepting }
+        Self { address, accepted, stuck, accepting }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -41,9 +42,9 @@ impl Proxy {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Makes the first connection swallow everything from now on; later ones work.
-    pub(crate) fn stop_forwarding_the_first(&self) {
-        self.first_is_stuck.store(true, Ordering::Relaxed);
+    /// Makes the connections that exist swallow everything from now on; later ones work.
+    pub(crate) fn stop_forwarding_the_existing(&self) {
+        self.stuck.store(self.accepted(), Ordering::Relaxed);
     }
 }
 
@@ -53,17 +54,23 @@ impl Drop for Proxy {
     }
 }
 
-async fn forward(mut client: TcpStream, mut server: TcpStream, stuck: Arc<AtomicBool>) {
+/// Forwards until either side ends. Swallows everything while more than `before` connections are stuck.
+async fn forward(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    before: usize,
+    stuck: Arc<AtomicUsize>,
+) {
     let (mut up, mut down) = ([0_u8; 4096], [0_u8; 4096]);
     loop {
         let forwarded = tokio::select! {
             n = client.read(&mut up) => match n {
-                Ok(n) if n > 0 && stuck.load(Ordering::Relaxed) => Ok(()),
+                Ok(n) if n > 0 && stuck.load(Ordering::Relaxed) > before => Ok(()),
                 Ok(n) if n > 0 => server.write_all(&up[..n]).await,
                 _ => return,
             },
             n = server.read(&mut down) => match n {
-                Ok(n) if n > 0 && stuck.load(Ordering::Relaxed) => Ok(()),
+                Ok(n) if n > 0 && stuck.load(Ordering::Relaxed) > before => Ok(()),
                 Ok(n) if n > 0 => client.write_all(&down[..n]).await,
                 _ => return,
             },

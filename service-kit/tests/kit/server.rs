@@ -1,6 +1,6 @@
 //! A private redis-server.
 
-use std::net::TcpListener;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -20,14 +20,18 @@ pub(crate) struct Server {
 impl Server {
     /// Starts an empty server on a free port of 127.0.0.1, and on a Unix socket.
     pub(crate) async fn start(args: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut all = vec!["--port".to_owned(), port.to_string()];
-        all.extend(args.iter().map(|arg| arg.replace("FREE_PORT", &port.to_string())));
-        let child = spawn(&folder, &all);
-        let server = Self { folder, port, args: all, child };
-        server.wait_until_ready().await;
-        server
+        for _ in 0..20 {
+            let folder = tempfile::tempdir().unwrap();
+            let port = random_port();
+            let mut all = vec!["--port".to_owned(), port.to_string()];
+            all.extend(args.iter().map(|arg| arg.replace("FREE_PORT", &port.to_string())));
+            let child = spawn(&folder, &all);
+            let mut server = Self { folder, port, args: all, child };
+            if server.is_up().await {
+                return server;
+            }
+        }
+        panic!("no redis-server could be started");
     }
 
     /// Starts an empty server that also knows this user, with these rules.
@@ -95,15 +99,22 @@ impl Server {
 
     /// Starts another, empty server at the same address, after [`kill`](Self::kill).
     pub(crate) async fn start_again(&mut self) {
-        self.child = spawn(&self.folder, &self.args);
-        self.wait_until_ready().await;
-    }
-
-    async fn wait_until_ready(&self) {
-        eventually("redis-server answers", async || {
-            self.try_ask::<String>(&["PING"]).is_ok_and(|pong| pong == "PONG")
+        eventually("the port is free again", async || {
+            self.child = spawn(&self.folder, &self.args);
+            self.is_up().await
         })
         .await;
+    }
+
+    /// Waits until the server answers. Returns false if it ended instead: its port was taken.
+    async fn is_up(&mut self) -> bool {
+        let mut up = false;
+        eventually("redis-server answers or ends", async || {
+            up = self.try_ask::<String>(&["PING"]).is_ok_and(|pong| pong == "PONG");
+            up || self.child.try_wait().unwrap().is_some()
+        })
+        .await;
+        up
     }
 
     fn signal(&self, signal: Signal) {
@@ -118,6 +129,12 @@ impl Drop for Server {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// Returns a port outside the range that the kernel uses for outgoing connections.
+fn random_port() -> u16 {
+    let random = RandomState::new().build_hasher().finish() % 20_000;
+    10_000 + u16::try_from(random).unwrap()
 }
 
 fn spawn(folder: &TempDir, args: &[String]) -> Child {

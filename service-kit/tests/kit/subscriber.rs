@@ -250,7 +250,7 @@ async fn a_silent_proxy_is_left_for_a_new_connection() {
     let mut listener = Listener::start(&proxy.url());
     listener.subscriber.subscribe([b"a".to_vec()]);
     listener.subscribed(&[b"a".to_vec()]).await;
-    proxy.stop_forwarding_the_first();
+    proxy.stop_forwarding_the_existing();
     listener.until(|event| matches!(event, PubSubEvent::Down { .. })).await;
     listener.subscribed(&[b"a".to_vec()]).await;
     eventually("the message is received", async || server.ask::<u32>(&["PUBLISH", "a", "x"]) > 0)
