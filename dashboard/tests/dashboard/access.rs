@@ -1,7 +1,6 @@
 //! Tests of access control: visitors who are let in, and the attempts of attackers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use lockscope_dashboard::access::csrf::LoginNonce;
 use rustls::pki_types::ServerName;
@@ -10,7 +9,7 @@ use tempfile::NamedTempFile;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::serving::{Answer, Dashboard, encoded, post};
+use crate::serving::{Answer, Dashboard, PATIENCE, encoded, post};
 
 const NO_REDIS: &str = "redis://127.0.0.1:1";
 const TOKEN: &str = "5f1c0b6b7d6e4c1f9a2e";
@@ -124,7 +123,7 @@ async fn a_browser_logs_in_and_out() {
             rest.extend_from_slice(&chunk[..read]);
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), end).await.expect("the stream ends");
+    tokio::time::timeout(PATIENCE, end).await.expect("the stream ends");
 }
 
 #[tokio::test]

@@ -27,11 +27,12 @@ async fn the_server_reports_a_lock_that_runs_out() {
     let mut redis = server.connect();
     // There are locks in several databases, and keys that expire and are no locks.
     take(&mut redis, b"long", HOLDER, 600_000);
-    take(&mut redis, b"a", HOLDER, 8_000);
+    take(&mut redis, b"a", HOLDER, 600_000);
     let url = server.url();
     let flags = ["--redis-url", &url, "--db", "0", "--db", "1", "--monitor", "off"];
     let dashboard = Dashboard::with(&flags).await;
     says(&dashboard, "keyspace", "on", "changes of 2 locks are received, and expired keys").await;
+    run::<()>(&mut redis, &["PEXPIRE", "a", "5000"]);
     for i in 0..50 {
         let key = format!("session:{i}");
         run::<()>(&mut redis, &["SET", &key, "x", "PX", "1"]);

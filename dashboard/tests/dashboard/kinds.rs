@@ -1,13 +1,11 @@
 //! Tests of every kind of lock: its companion keys, and keys that are no locks.
 
-use std::time::Duration;
-
 use redis::Connection;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
-use crate::serving::Dashboard;
+use crate::serving::{Dashboard, PATIENCE};
 
 /// Returns the server's time in epoch milliseconds.
 fn clock(redis: &mut Connection) -> u64 {
@@ -141,9 +139,8 @@ async fn markers_of_readers_are_read_while_their_lock_is_gone() {
     dashboard.lock_when("rw", |lock| lock["state"] == "free").await;
     let mut commands = server.connect();
     run::<String>(&mut commands, &["MONITOR"]);
-    commands.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let (deadline, read) =
-        (Instant::now() + Duration::from_secs(20), format!("\"PTTL\" \"{marker}\""));
+    commands.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (deadline, read) = (Instant::now() + PATIENCE, format!("\"PTTL\" \"{marker}\""));
     let mut next = || redis::from_redis_value::<String>(commands.recv_response().unwrap()).unwrap();
     while !next().contains(&read) {
         assert!(Instant::now() < deadline, "its marker is not read");

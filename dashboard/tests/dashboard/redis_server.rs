@@ -1,5 +1,6 @@
 //! A redis-server for one test.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -28,11 +29,8 @@ impl RedisServer {
         let folder = tempfile::tempdir().unwrap();
         let extra: Vec<String> = extra.iter().map(|arg| (*arg).to_owned()).collect();
         for _ in 0..20 {
-            // If another process takes the port in between, the server exits at once, and the loop tries another port.
-            let port = {
-                let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-                listener.local_addr().unwrap().port()
-            };
+            // If another process has the port, the server exits at once, and the loop tries another port.
+            let port = random_port();
             let mut child = spawn(port, &extra, folder.path());
             if answers(port, &mut child) {
                 return Self { child, port, extra, folder };
@@ -106,6 +104,12 @@ pub(crate) fn run<T: FromRedisValue>(connection: &mut Connection, words: &[&str]
     command.query(connection).unwrap()
 }
 
+/// Returns a port outside the range that the kernel uses for outgoing connections.
+fn random_port() -> u16 {
+    let random = RandomState::new().build_hasher().finish() % 20_000;
+    10_000 + u16::try_from(random).unwrap()
+}
+
 fn spawn(port: u16, extra: &[String], folder: &std::path::Path) -> Child {
     Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
@@ -122,9 +126,9 @@ fn answers(port: u16, child: &mut Child) -> bool {
     while tokio::time::Instant::now() < deadline && child.try_wait().unwrap().is_none() {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
         if let Ok(mut connection) = client.get_connection_with_timeout(Duration::from_secs(1)) {
-            // A server that requires a password answers too.
-            return match cmd("PING").query::<String>(&mut connection) {
-                Ok(_) => true,
+            // A server that requires a password does not report its process id.
+            return match cmd("INFO").arg("server").query::<String>(&mut connection) {
+                Ok(info) => info.contains(&format!("process_id:{}\r\n", child.id())),
                 Err(error) => error.to_string().contains("NOAUTH"),
             };
         }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
-use crate::serving::{Answer, Dashboard, encoded, post, post_json};
+use crate::serving::{Answer, Dashboard, PATIENCE, encoded, post, post_json};
 
 const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
 const LOOKER: &str = "a2e5f1c0b6b7d6e4c1f9";
@@ -608,11 +608,12 @@ async fn the_redis_user_for_releases_may_do_little_else() {
 
 /// Retries for some seconds, then panics with the last failure.
 async fn until<T>(what: &str, attempt: impl AsyncFn() -> Result<T, String>) -> T {
-    for _ in 0..200 {
-        if let Ok(done) = attempt().await {
-            return done;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(last) => assert!(Instant::now() < deadline, "{what}: {last}"),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    attempt().await.unwrap_or_else(|last| panic!("{what}: {last}"))
 }
