@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
 
 use crate::process::{self, Process};
@@ -120,11 +120,12 @@ impl Agent {
     /// Returns an error if it does not start.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
-        let path = self.folder.path();
-        let started =
-            spawn(path, &self.redis_url, self.http, &self.flags, &self.environment).await?;
-        let Some(process) = started else { bail!("its old port is taken") };
-        self.process = process;
+        let (path, url) = (self.folder.path(), &self.redis_url);
+        self.process = eventually("the agent on its old port", async || {
+            let started = spawn(path, url, self.http, &self.flags, &self.environment).await?;
+            started.context("the port is in use")
+        })
+        .await;
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -97,10 +97,12 @@ impl Dashboard {
     /// Returns an error if it does not start.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
-        let (folder, flags) = (self.folder.path(), &self.flags);
-        let started = spawn(folder, &self.redis_url, self.port, flags, &self.environment).await?;
-        let Some(process) = started else { bail!("its old port is taken") };
-        self.process = process;
+        let (folder, url) = (self.folder.path(), &self.redis_url);
+        self.process = eventually("the dashboard on its old port", async || {
+            let started = spawn(folder, url, self.port, &self.flags, &self.environment).await?;
+            started.context("the port is in use")
+        })
+        .await;
         Ok(())
     }
 
@@ -136,23 +138,29 @@ impl Dashboard {
     }
 
     /// Releases a lock by force, as a program does: reads its state, once it is known, and sends that back. The target
-    /// is `lock`, `holder:<id>` or `place:<id>`. Returns the outcome, also if nothing was done.
+    /// is `lock`, `holder:<id>` or `place:<id>`. Returns the outcome, also if nothing was done. Tries again while the
+    /// connection for releases is not ready, which may follow a new master a little later than the others.
     ///
     /// # Errors
-    /// Returns an error if the state cannot be read, or there is no such target.
+    /// Returns an error if the dashboard does not answer.
     pub async fn release(&self, name: &str, target: &str) -> Result<Value> {
         let encoded = utf8_percent_encode(name, NON_ALPHANUMERIC);
         let path = format!("/api/v1/release?name={encoded}");
-        let seen = eventually("the lock to be known", async || {
+        let headers = [("Content-Type", "application/json")];
+        eventually("the release to be sent", async || {
             let json = self.json(&path).await?;
             let targets = json["targets"].as_array().map(Vec::as_slice).unwrap_or_default();
             ensure!(targets.iter().any(|known| known == target), "{json}");
-            Ok(json["seen"].clone())
+            let wish =
+                json!({"seen": json["seen"], "target": target, "reason": "a test", "name": name});
+            let wish = wish.to_string();
+            let done = http::request(self.port, "POST", &path, &headers, &wish).await;
+            let done = done.and_then(|answer| answer.json());
+            let outcome = done.as_ref().map(|done| &done["outcome"]);
+            ensure!(!outcome.is_ok_and(|it| it == "unsent" || it == "limited"), "{done:?}");
+            Ok(done)
         })
-        .await;
-        let wish = json!({"seen": seen, "target": target, "reason": "a test", "name": name});
-        let headers = [("Content-Type", "application/json")];
-        http::request(self.port, "POST", &path, &headers, &wish.to_string()).await?.json()
+        .await
     }
 
     /// Returns its current metrics.
