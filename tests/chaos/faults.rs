@@ -46,18 +46,21 @@ fn faults(kind: Kind) -> Vec<&'static str> {
     [ALWAYS.as_slice(), more].concat()
 }
 
-/// Applies faults for that many seconds, each kind once before any repeats. A calm period follows each round.
+/// Applies faults for that many seconds, and in any case each kind once before any repeats. A calm period follows each
+/// round.
 pub(crate) async fn inject(stage: &mut Stage, seconds: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut left = faults(stage.servers.kind());
     sleep(Duration::from_secs(2)).await;
-    while Instant::now() < end {
+    let mut first_round = true;
+    while first_round || Instant::now() < end {
         if left.is_empty() {
             left = faults(stage.servers.kind());
             sleep(CALM).await;
         }
         let i = pick(stage, left.len())?;
         let fault = left.swap_remove(i);
+        first_round &= !left.is_empty();
         stage.replace_ended()?;
         let from = now();
         apply(stage, fault).await.with_context(|| format!("cannot apply `{fault}`"))?;
