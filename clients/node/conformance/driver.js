@@ -9,7 +9,7 @@
 //     spoil <handle>   adds listeners that throw
 //     misname          locks under names that cannot be sent, and with limits that are no numbers
 //     graced <ms>      locks and releases with another agent object, of this grace
-//     block <ms>       blocks the event loop
+//     block <ms>       blocks the event loop, after an event that says so
 //     close            closes the agent object
 //     many <count>   one lock for each of that many tasks; `unmany` releases them
 //     share <name> <count>   waits that many times with one signal
@@ -120,6 +120,7 @@ const verbs = {
     return {};
   },
   async block(_, ms) {
+    say("event", { blocks: ms });
     for (const end = Date.now() + Number(ms); Date.now() < end; );
     return {};
   },

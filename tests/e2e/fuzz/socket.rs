@@ -55,7 +55,7 @@ async fn random_commands_harm_no_other_session_and_leave_nothing() -> Result<()>
     honest.context("the honest worker")?;
     eventually("nothing to be left in the agent", async || {
         let metrics = agent.metrics().await?;
-        for metric in ["sessions", "detached_sessions", "holds", "waiters", "delayed_holds"] {
+        for metric in ["sessions", "away_sessions", "holds", "waiters", "delayed_holds"] {
             let left = metrics.sum(&format!("lockscope_agent_{metric}"), &[]);
             ensure!(left == 0.0, "{left} {metric}");
         }

@@ -491,6 +491,7 @@ async fn a_grant_that_arrives_while_the_event_loop_of_node_is_blocked_is_used() 
     stage.waits("orders:42", true).await;
     // It is blocked for longer than the wait and the time that the agent has to answer.
     let blocked = stage.driver.send("second", "block 16000").await?;
+    stage.driver.event("blocks", "16000").await?;
     stage.other_has("UNLOCK orders:42").await?;
     stage.driver.answer(blocked).await?;
     let granted = stage.driver.answer(waiting).await?;
