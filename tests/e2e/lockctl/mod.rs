@@ -38,9 +38,9 @@ impl Desk {
         Self::with(&[]).await
     }
 
-    /// Starts an agent with leases that are short enough to end within a test.
+    /// Starts an agent with leases that are short enough to end within a test, and long enough for a busy machine.
     async fn hasty() -> Result<Self> {
-        Self::with(&["--lease", "3s"]).await
+        Self::with(&["--lease", "9s"]).await
     }
 
     async fn with(flags: &[&str]) -> Result<Self> {
