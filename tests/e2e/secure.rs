@@ -188,8 +188,12 @@ async fn a_wrong_password_is_reported_without_showing_it() -> Result<()> {
     let mut worker = agent.client().await?;
     let reply = worker.call("LOCK a WAIT 500").await?;
     assert!(reply.is_error("UNAVAILABLE"), "{reply}");
-    let ready = harness::http::get(agent.http(), "/readyz").await?;
-    assert!(ready.body.contains("WRONGPASS"), "{}", ready.body);
+    let ready = eventually("the agent to say so", async || {
+        let ready = harness::http::get(agent.http(), "/readyz").await?.body;
+        ensure!(ready.contains("WRONGPASS"), "{ready}");
+        Ok(ready)
+    })
+    .await;
     let mut dashboard = Dashboard::start(&wrong, &[]).await?;
     let page = eventually("the page to say so", async || {
         let page = harness::http::get(dashboard.port(), "/sources").await?.body;
@@ -201,7 +205,7 @@ async fn a_wrong_password_is_reported_without_showing_it() -> Result<()> {
         agent.process().log(),
         dashboard.process().log(),
         page,
-        ready.body,
+        ready,
         reply.text(),
         agent.metrics().await?.0,
         dashboard.metrics().await?.0,

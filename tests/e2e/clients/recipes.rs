@@ -228,7 +228,7 @@ async fn the_worker_waits_works_and_resumes(program: &Program) -> Result<()> {
 }
 
 async fn the_worker_reports_jeopardy_and_loss(program: &Program) -> Result<()> {
-    let mut stage = Stage::new("3s").await?;
+    let mut stage = Stage::new("9s").await?;
     let mut worker = stage.start(program)?;
     worker.says(&format!("working on {LOCK}")).await?;
     stage.redis.process().freeze().await?;
