@@ -180,9 +180,9 @@ async fn a_deadline_that_no_date_can_show_leaves_the_page_alive() -> Result<()> 
     bench.direct.call(&format!("HINCRBY fair {HOLDER} 1")).await?.ok()?;
     bench.direct.call("PEXPIRE fair 36000000").await?.ok()?;
     let waiter = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:48";
-    bench.direct.call(&format!("RPUSH redisson_lock_queue:{{fair}} {waiter}")).await?.ok()?;
     let deadline = format!("ZADD redisson_lock_timeout:{{fair}} 8800000000000000 {waiter}");
     bench.direct.call(&deadline).await?.ok()?;
+    bench.direct.call(&format!("RPUSH redisson_lock_queue:{{fair}} {waiter}")).await?.ok()?;
     bench.listed("fair", |lock| lock["waiting"] == 1).await;
     let lock = bench.dashboard.json("/api/v1/lock?name=fair").await?;
     assert_eq!(lock["queue"][0]["deadline"], "9999-12-31T23:59:59.999Z");

@@ -9,10 +9,10 @@ use super::browsing::{Shown, WIDE};
 #[tokio::test]
 async fn the_form_to_release_counts_down_and_says_when_the_lease_ran_out() -> Result<()> {
     let mut shown = Shown::new().await?;
-    shown.java.lease_ms = 20_000;
+    let browser = Browser::start().await?;
+    shown.java.lease_ms = 50_000;
     ensure!(shown.java.lock("brief").await?, "taken");
     shown.bench.listed("brief", |_| true).await;
-    let browser = Browser::start().await?;
     browser.open(&shown.bench.dashboard.url("/release?name=brief")).await?;
     let left = "parseInt(document.querySelector('.lasts .left').textContent)";
     let seen = |what: &str| format!("document.querySelector('{what}').getClientRects().length > 0");

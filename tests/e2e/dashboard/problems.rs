@@ -1,8 +1,11 @@
 //! `leaked` and `stuck`: raised once certain, with evidence, and withdrawn.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use harness::{Agent, Dashboard, Foreign, RedisServer, eventually, http};
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::{Bench, find, problems};
 
@@ -117,11 +120,18 @@ async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     assert_eq!(lock["problems"][0]["certainty"], "certain");
     assert_eq!(lock["renewed"], true);
     assert!(problems(&bench.listed("fixed", |_| true).await).is_empty());
-    worker.call("UNLOCK a").await?.ok()?;
-    bench.until_not_listed("a").await;
-    worker.call("LOCK a").await?.ok()?;
-    let again = bench.listed("a", |_| true).await;
-    assert!(problems(&again).is_empty(), "another hold has an age of its own: {again}");
+    // On a busy machine the list may show another hold only once it is stuck, too.
+    eventually("another hold to be listed in time", async || {
+        worker.call("UNLOCK a").await?.ok()?;
+        bench.until_not_listed("a").await;
+        let since = Instant::now();
+        worker.call("LOCK a").await?.ok()?;
+        let again = bench.listed("a", |_| true).await;
+        ensure!(since.elapsed() < Duration::from_secs(2), "it is as old as the first one");
+        assert!(problems(&again).is_empty(), "another hold has an age of its own: {again}");
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 
@@ -230,7 +240,7 @@ async fn a_hold_that_overran_its_own_lease_has_run_out() -> Result<()> {
     let kinds = ["lock", "fair", "write", "read", "fenced"];
     for kind in kinds {
         // One of several readers is known to have expired only once its marker has been read.
-        let ms = if kind == "read" { 9_000 } else { 3_000 };
+        let ms = if kind == "read" { 18_000 } else { 12_000 };
         worker.call(&format!("LOCK {kind} KIND {kind} LEASE {ms} OWNER 1")).await?.ok()?;
         worker.call(&format!("LOCK next:{kind} KIND {kind} LEASE {ms} OWNER 1")).await?.ok()?;
     }

@@ -39,6 +39,9 @@ pub(super) fn hurried(rules: &str) -> String {
     out
 }
 
+/// The alerts on programs that do not answer a scrape.
+pub(super) const SCRAPES: [&str; 2] = ["LockscopeAgentDown", "LockscopeDashboardDown"];
+
 /// A Redis, an agent, a dashboard, and a Prometheus that watches them with hurried rules.
 pub(super) struct Watched {
     pub(super) redis: RedisServer,
@@ -505,13 +508,14 @@ async fn a_forced_release_alerts() -> Result<()> {
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "orders:9").await?;
     watched.until_scraped(LOST, "orders:*").await;
-    // The commands of the dashboard's script.
     let mut direct = watched.redis.client().await?;
     let holder = direct.call("HGETALL orders:9").await?.ok()?.items()?[0].text();
     let agent = holder.split(':').next().unwrap_or_default();
-    direct.call("DEL orders:9").await?.ok()?;
+    // The commands of the dashboard's script.
+    let forced = "redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', ARGV[1], ARGV[2])";
     let channel = format!("lockscope:forced:{{{agent}}}");
-    direct.call_args(&["PUBLISH", &channel, &format!("{holder} orders:9")]).await?.ok()?;
+    let message = format!("{holder} orders:9");
+    direct.call_args(&["EVAL", forced, "1", "orders:9", &channel, &message]).await?.ok()?;
     let labels = watched.fires("LockscopeForceReleased").await;
     assert_eq!((&labels["lock_group"], &labels["severity"]), (&"orders:*".into(), &"info".into()));
     let firing = watched.firing().await?;
