@@ -11,7 +11,7 @@ use harness::{Agent, RedisServer};
 use super::bed::version;
 
 /// The lease of both sides, as `Side.java` has it.
-const LEASE: &str = "3s";
+const LEASE: &str = "6s";
 
 /// Runs the tests with the two clients of these kinds.
 async fn holds_for(first: &str, second: &str) -> Result<()> {

@@ -225,7 +225,7 @@ async fn a_dead_java_waiter_at_the_head_is_skipped_after_its_deadline() -> Resul
 /// The position of a killed agent's worker stays until its deadline, and no longer.
 #[tokio::test]
 async fn a_dead_agents_waiter_at_the_head_is_skipped_after_its_deadline() -> Result<()> {
-    let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
+    let mut bed = Bed::with(&["--lease", "6s"], "").await?;
     let mut holder = bed.session().await?;
     assert!(lock(&mut holder, FAIR, "a", "").await?);
     let dead = begin(&bed, "").await?;
@@ -248,7 +248,7 @@ async fn an_interrupted_threads_position_is_skipped_after_its_deadline() -> Resu
     if !is_since(&version()?, WAIT_CAN_BE_SET_SINCE) {
         return Ok(());
     }
-    let mut bed = Bed::with(&["--lease", "1s"], "").await?;
+    let mut bed = Bed::with(&["--lease", "6s"], "").await?;
     bed.open("b", "fairwait=1000").await?;
     let mut holder = bed.session().await?;
     assert!(lock(&mut holder, FAIR, "a", "").await?);

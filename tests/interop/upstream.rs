@@ -63,7 +63,7 @@ mod cases {
             // holder does not send.
             return Ok(());
         }
-        let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
+        let mut bed = Bed::with(&["--lease", "6s"], "").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
         let waiting = bed.java(kind, "a").begin_wait().await?;

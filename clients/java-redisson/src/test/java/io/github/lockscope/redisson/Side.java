@@ -11,7 +11,7 @@ import org.redisson.config.Config;
 /** A client with locks: a Redisson or an agent. */
 interface Side extends AutoCloseable {
     /** The lease that a watchdog renews, in milliseconds. The agent of the tests uses the same lease. */
-    long LEASE = 3000;
+    long LEASE = 6000;
 
     RLock plain(String name);
 
