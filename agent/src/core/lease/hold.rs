@@ -8,6 +8,8 @@ use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
 use crate::core::ids::{HoldIndex, OpId, Owner, ReplyTo};
+use crate::core::lease::keeping::Keeping;
+pub(in crate::core) use crate::core::lease::keeping::LeaseMode;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::ops::verb::{Change, HoldUpdate, RenewalForm};
 use crate::core::session::event::Validity;
@@ -19,15 +21,6 @@ use crate::types::{Number, Peer, SessionId};
 /// The time within which a renewal writes a new count to Redis. Only readers of the hash see the delay. Many changes
 /// within this time cost one renewal.
 const COUNT_TOLD_WITHIN: Duration = Duration::from_millis(100);
-
-/// The way a hold's lease ends or continues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core) enum LeaseMode {
-    /// The watchdog renews it.
-    Renewed,
-    /// Nothing renews it; it ends when its lease does. The watchdog verifies that Redis still has it.
-    Fixed,
-}
 
 /// A hold whose worker is dead and which no one else may acquire yet. The watchdog renews it.
 #[derive(Debug)]
@@ -173,6 +166,12 @@ impl Hold {
     pub(in crate::core) fn fixed_leases(&self) -> Vec<(Lease, Moment)> {
         let present = (self.mode == LeaseMode::Fixed).then_some((self.lease, self.valid_until));
         self.earlier_leases.iter().copied().chain(present).collect()
+    }
+
+    /// Returns how it is kept.
+    pub(in crate::core) fn keeping(&self) -> Keeping {
+        let Self { mode, lease, valid_until, .. } = *self;
+        Keeping { mode, lease, valid_until, earlier_leases: self.earlier_leases.clone() }
     }
 
     /// Returns the trace, as shown in log lines.

@@ -7,6 +7,7 @@ pub(in crate::core) mod end;
 pub(in crate::core) mod frozen;
 pub(in crate::core) mod hold;
 mod holds;
+pub(in crate::core) mod keeping;
 pub(in crate::core) mod lock_delay;
 pub(in crate::core) mod node_leases;
 pub(in crate::core) mod red;
@@ -25,6 +26,7 @@ use crate::core::timer::Timers;
 use crate::types::{ConnectionId, End, Number};
 use hold::{Hold, KeptBack, LeaseMode, NewHold};
 use holds::Holds;
+use keeping::Keeping;
 
 /// All holds, by their numbers.
 #[derive(Debug)]
@@ -371,6 +373,16 @@ impl LeaseTable {
             }
         })?;
         self.get(number)
+    }
+
+    /// Takes an EXTEND back: the hold is kept as before. The longer lease in Redis does no harm.
+    pub(in crate::core) fn keep_as_before(&mut self, number: Number, before: Keeping, now: Moment) {
+        self.change(number, |hold| {
+            let Keeping { mode, lease, valid_until, earlier_leases } = before;
+            (hold.mode, hold.lease, hold.valid_until) = (mode, lease, valid_until);
+            hold.earlier_leases = earlier_leases;
+            hold.renew_from(now);
+        });
     }
 
     /// Lowers the count by one, whatever Redis says: the next renewal corrects a count that differs. Redis keeps the longest

@@ -10,6 +10,7 @@ use service_kit::trace::TraceParent;
 use super::operation::Operation;
 use super::{Failure, Op};
 use crate::core::ids::{OpId, ReplyTo};
+use crate::core::lease::hold::Hold;
 use crate::core::ops::verb::{Change, HoldUpdate, Verb};
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Lane, Node};
@@ -142,8 +143,9 @@ impl Core {
             self.lose(*number, end);
         }
         let jitter = self.numbers.jitter();
-        let Some(hold) = self.leases.on_updated(*number, update.change, *count, sent, jitter)
-        else {
+        let before = self.leases.get(*number).map(Hold::keeping);
+        let updated = self.leases.on_updated(*number, update.change, *count, sent, jitter);
+        let Some((before, hold)) = before.zip(updated) else {
             // It was lost, according to this answer or meanwhile.
             let end = self.loss_of(*owner, name);
             self.on_update_failed(update);
@@ -155,7 +157,9 @@ impl Core {
                 self.on_reentered(*reply_to, grant, group, span)
             }
             Change::Partial => Reply::StillHeld { number: *number, count: *count },
-            Change::Extend(_) => Reply::Valid { number: *number, valid_until: hold.valid_until },
+            Change::Extend(_) => {
+                Reply::Valid { number: *number, valid_until: hold.valid_until, before }
+            }
         };
         self.clear_jeopardy(*number);
         self.journal_hold(*number);

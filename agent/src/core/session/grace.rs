@@ -27,15 +27,17 @@ enum Verdict {
 }
 
 impl Core {
-    /// Sets the grace of a session; zero removes it.
+    /// Sets the grace of a session; zero removes it. Returns the one that it had before, if any.
     pub(in crate::core) fn set_grace(
         &mut self,
         connection: ConnectionId,
         time: Duration,
-    ) -> Result<(), Frame> {
+    ) -> Result<Option<Duration>, Frame> {
+        let Some(session) = self.sessions.get(&connection) else { return Ok(None) };
+        let before = session.grace.as_ref().map(|grace| grace.time);
         if time.is_zero() {
             self.drop_grace(connection);
-            return Ok(());
+            return Ok(before);
         }
         let most = self.settings.max_grace;
         if time > most {
@@ -49,15 +51,14 @@ impl Core {
                 "UNAVAILABLE GRACE needs a state folder that can be written (--state-dir): {why}"
             )));
         }
-        let Some(session) = self.sessions.get(&connection) else { return Ok(()) };
-        if !self.sessions.has_grace(connection)
+        if before.is_none()
             && let Some(reached) =
                 self.sessions.grace_exhausted(&session.peer, self.settings.max_graced)
         {
             return Err(Frame::Error(format!("LIMIT {reached}")));
         }
         self.sessions.give_grace(connection, time);
-        let Some(session) = self.sessions.get(&connection) else { return Ok(()) };
+        let Some(session) = self.sessions.get(&connection) else { return Ok(before) };
         let (holds, waits) = (session.hold_numbers(), session.wait_numbers());
         if let Some(record) = self.session_record(connection) {
             self.journal_record(Record::Session(record));
@@ -68,7 +69,7 @@ impl Core {
         for number in waits {
             self.journal_attempts(number);
         }
-        Ok(())
+        Ok(before)
     }
 
     /// Turns a session into an ordinary one again: nothing of it is left to a successor.

@@ -148,16 +148,18 @@ impl Core {
         push: Option<bool>,
         deadlines: Option<bool>,
     ) {
-        if let Some(Err(refusal)) = grace.map(|grace| self.set_grace(reply_to.connection, grace)) {
-            return self.answer(reply_to, refusal);
-        }
+        let set = grace.map(|grace| self.set_grace(reply_to.connection, grace)).transpose();
+        let before = match set {
+            Ok(before) => before,
+            Err(refusal) => return self.answer(reply_to, refusal),
+        };
         let id = Frame::bytes(self.session_name(reply_to.connection));
         let Some(session) = self.sessions.get_mut(&reply_to.connection) else { return };
         let pushes_from_now = session.introduce(push, deadlines);
         let secret = Frame::bytes(session.secret.to_string());
         let reply = Frame::Map(vec![("id", id), ("secret", secret)]);
-        match grace {
-            Some(_) => self.answer_with(reply_to, Reply::Graced(reply)),
+        match before {
+            Some(before) => self.answer_with(reply_to, Reply::Graced { reply, before }),
             None => self.answer(reply_to, reply),
         }
         if pushes_from_now {

@@ -1,7 +1,10 @@
 //! Replies that wait for their turn, and their content once it has come.
 
+use std::time::Duration;
+
 use redisson::{Kind, LockName, Moment};
 
+use crate::core::lease::keeping::Keeping;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 
@@ -20,10 +23,17 @@ pub(in crate::core) enum Reply {
     Valid {
         number: Number,
         valid_until: Moment,
+        /// How the hold was kept before.
+        before: Keeping,
     },
     /// The session's holds.
     Holds,
-    Graced(Frame),
+    /// The reply to SESSION GRACE.
+    Graced {
+        reply: Frame,
+        /// The grace that the session had before, if any.
+        before: Option<Duration>,
+    },
     /// The reply to RESUME: the current state of the session.
     Resumed,
     /// The reply to MLOCK or MUNLOCK, with one part for each member.
@@ -37,9 +47,11 @@ impl Reply {
             Self::Grant(Grant { number, .. })
             | Self::StillHeld { number, .. }
             | Self::Valid { number, .. } => Some(*number),
-            Self::Ready(_) | Self::Holds | Self::MultiLock(_) | Self::Graced(_) | Self::Resumed => {
-                None
-            }
+            Self::Ready(_)
+            | Self::Holds
+            | Self::MultiLock(_)
+            | Self::Graced { .. }
+            | Self::Resumed => None,
         }
     }
 

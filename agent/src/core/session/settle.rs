@@ -21,11 +21,11 @@ impl Core {
                 self.lock_reply(&Grant { valid_until, ..grant })
             }
             Reply::StillHeld { count, .. } => Frame::count(count.into()),
-            Reply::Valid { number, valid_until: then } => {
+            Reply::Valid { number, valid_until: then, .. } => {
                 Frame::count(millis(valid_until(number, then).since(self.now)))
             }
             Reply::Holds => self.holds_frame(connection),
-            Reply::Graced(frame) => frame,
+            Reply::Graced { reply, .. } => reply,
             Reply::Resumed => self.resumed_frame(connection),
             Reply::MultiLock(parts) => {
                 let parts =
@@ -76,33 +76,44 @@ impl Core {
         }
     }
 
-    /// Turns a session's replies that wait for records after `done` into refusals. The reply to RESUME becomes one with the
-    /// old secret.
+    /// Turns a session's replies that wait for records after `done` into refusals, and takes back what they report. The reply
+    /// to RESUME becomes one with the old secret.
     pub(in crate::core) fn take_back(&mut self, connection: ConnectionId, done: u64, why: &str) {
         let Some(session) = self.sessions.get_mut(&connection) else { return };
-        let (mut untold, mut graced) = (Vec::new(), true);
+        let (mut untold, mut extended, mut graced) = (Vec::new(), Vec::new(), Vec::new());
         let refusal = format!("UNAVAILABLE the journal cannot be written: {why}");
         for pending in session.pending.iter_mut().filter(|p| p.after > done) {
             let Some(reply) = &mut pending.reply else { continue };
             let granted = reply.granted();
-            if matches!(reply, Reply::Resumed) {
-                // A restarted agent would not know the new secret.
-                session.secret = session.secret_before.take().unwrap_or(session.secret);
-                continue;
-            } else if matches!(reply, Reply::Graced(_)) {
-                graced = false;
-            } else if granted.is_empty() {
-                continue;
+            match reply {
+                Reply::Resumed => {
+                    // A restarted agent would not know the new secret.
+                    session.secret = session.secret_before.take().unwrap_or(session.secret);
+                    continue;
+                }
+                Reply::Graced { before, .. } => graced.push(*before),
+                Reply::Valid { number, before, .. } => extended.push((*number, before.clone())),
+                _ if granted.is_empty() => continue,
+                _ => untold.extend(granted),
             }
-            untold.extend(granted);
             *reply = Reply::Ready(Outgoing::Reply(Frame::Error(refusal.clone())));
             pending.reports.iter_mut().for_each(Report::turn_into_failure);
         }
         for number in untold {
             self.give_back_untold(number);
         }
-        if !graced {
-            self.end_grace(connection);
+        // The latest change is taken back first.
+        for (number, before) in extended.into_iter().rev() {
+            self.leases.keep_as_before(number, before, self.now);
+        }
+        for before in graced.into_iter().rev() {
+            match before {
+                None => self.end_grace(connection),
+                Some(time) if self.sessions.has_grace(connection) => {
+                    self.sessions.give_grace(connection, time);
+                }
+                Some(_) => {}
+            }
         }
     }
 }

@@ -182,6 +182,7 @@ impl SessionTable {
             session.grace.get_or_insert_with(|| Grace::new(time)).time = time;
             self.graced.insert(connection, session.peer.uid);
         }
+        self.arm_grace(connection);
     }
 
     /// Removes a session's grace.

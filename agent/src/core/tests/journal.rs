@@ -134,6 +134,69 @@ fn a_grant_that_cannot_be_journalled_is_undone() {
 }
 
 #[test]
+fn a_lease_that_cannot_be_journalled_is_refused_and_taken_back() {
+    let lease = |seconds| Lease::new(Duration::from_secs(seconds));
+    for fixed in [lease(10), None] {
+        let mut world = World::new();
+        let (a, ticket) = world.graced();
+        world.command(a, Command::Lock(LockRequest { lease: fixed, ..lock_command("x") }));
+        world.replies.clear();
+        let keeping = |world: &World| {
+            let hold = world.core.leases.iter().next().expect("it is held");
+            (hold.mode, hold.valid_until)
+        };
+        let before = keeping(&world);
+        world.disk = Disk::Slow;
+        // Both wait for the journal.
+        for longer in [lease(600), None] {
+            world.extend(a, "x", longer);
+        }
+        assert!(world.has_no_reply(a));
+        world.disk_answers(Disk::Full);
+        let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
+        assert_eq!(replies, ["UNAVAILABLE", "UNAVAILABLE"]);
+        assert_eq!(keeping(&world), before, "the next agent would end it then");
+        world.kill_and_restart(Duration::from_secs(1));
+        let b = world.open_as(0, NEXT);
+        world.resume(b, &ticket);
+        assert_eq!(world.resumed(b).1, ["x lock 1"]);
+        assert_eq!(keeping(&world).0, before.0);
+    }
+}
+
+#[test]
+fn a_session_keeps_its_grace_if_another_one_cannot_be_journalled() {
+    for disconnects_first in [true, false] {
+        let mut world = World::new();
+        let (a, ticket) = world.graced();
+        world.lock(a, "x");
+        world.replies.clear();
+        world.disk = Disk::Slow;
+        for factor in 2..4 {
+            let grace = Some(GRACE * factor);
+            let command = Command::Session { grace, push: None, deadlines: None, process: None };
+            world.command(a, command);
+        }
+        if disconnects_first {
+            world.close(a);
+        }
+        world.disk_answers(Disk::Full);
+        if !disconnects_first {
+            let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
+            assert_eq!(replies, ["UNAVAILABLE", "UNAVAILABLE"]);
+            world.close(a);
+        }
+        world.pass(GRACE / 2);
+        let b = world.open_as(0, NEXT);
+        world.resume(b, &ticket);
+        assert_eq!(world.resumed(b).1, ["x lock 1"]);
+        world.close(b);
+        world.pass(GRACE + Duration::from_millis(1));
+        assert!(world.holders("x").is_empty(), "the refused one is longer");
+    }
+}
+
+#[test]
 fn the_old_secret_stays_valid_if_the_new_one_cannot_be_journalled() {
     let mut world = World::new();
     let (a, mut ticket) = world.graced();
