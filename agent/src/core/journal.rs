@@ -29,9 +29,19 @@ pub(in crate::core) struct Journal {
     delayed_scripts: VecDeque<(u64, OpId)>,
     /// The numbers of holds and waiters that the journal has.
     numbers: HashSet<Number>,
+    /// The instant at which this run continued the state of an earlier one, which has promised nothing since.
+    took_over: Moment,
 }
 
 impl Journal {
+    pub(in crate::core) fn took_over(&self) -> Moment {
+        self.took_over
+    }
+
+    pub(in crate::core) fn take_over(&mut self, now: Moment) {
+        self.took_over = now;
+    }
+
     /// Returns the number of records that are written, or will never be. Replies that depend on no later one may be sent.
     pub(in crate::core) fn done(&self) -> u64 {
         self.done

@@ -35,7 +35,9 @@ impl Operation for Adoption {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let outcomes = script::parse_renew(reply, self.holds.len())?;
-        let unconfirmed = !self.form.verify && !core.is_replicated(op);
+        let lease = core.settings.lease;
+        let late = lease.lost_at(lease.valid_until(op.sent), core.settings.lost_margin) <= core.now;
+        let unconfirmed = !self.form.verify && (late || !core.is_replicated(op));
         let (again, known): (Vec<_>, Vec<_>) = std::iter::zip(self.holds.iter().cloned(), outcomes)
             .partition(|(_, outcome)| unconfirmed && lost_end(*outcome).is_none());
         core.on_adopted(op.sent, &known);
@@ -87,6 +89,7 @@ impl Core {
     /// without an owner are removed.
     pub fn restore(&mut self, now: Moment, past: Restored) {
         self.advance_clock(now);
+        self.journal.take_over(self.now);
         let lease = self.settings.lease;
         let mut batches = Batches::new(self.settings.slots);
         let give_up = self.retry_window(lease);
@@ -172,13 +175,12 @@ impl Core {
             };
             let watched = self.settings.lease.valid_until(sent);
             let valid_until = record.until.unwrap_or(watched);
-            let late = self.settings.lease.lost_at(watched, self.settings.lost_margin) <= self.now;
             let owner = Owner { connection, owner: record.owner };
             let held = self.locks.get(&record.lock).and_then(|name| name.hold);
             let others =
                 held.and_then(|number| self.leases.get(number)).is_some_and(|h| h.owner != owner);
             let end = match lost_end(*outcome) {
-                None if late || valid_until <= self.now => Some(End::Unconfirmed),
+                None if valid_until <= self.now => Some(End::Unconfirmed),
                 // It was missing and has been granted to another owner here, before this reply was read.
                 None if others => Some(End::Stolen),
                 end => end,
@@ -199,7 +201,8 @@ impl Core {
         self.run_ready();
     }
 
-    /// Renews holds again that too few replicas confirmed: a resumed session must not rely on them yet.
+    /// Renews holds again that too few replicas confirmed, or whose lease was nearly over when the reply came: a resumed
+    /// session must not rely on them yet.
     fn adopt_again(&mut self, op: &Op, form: RenewalForm, holds: Vec<HoldRecord>) {
         if holds.is_empty() {
             return;
@@ -209,20 +212,21 @@ impl Core {
         self.send_at(soon, Verb::Adopt(Adoption { form, holds }), give_up);
     }
 
-    /// Handles the case that Redis has not replied for longer than a renewed lease. A fixed lease may last longer:
-    /// Redis is asked again. A lost hold may have had a longer lease, so it is removed when Redis is back.
+    /// Handles the case that Redis has not replied for longer than a renewed lease. It is asked again about a hold on which
+    /// its worker may still rely: one with a longer fixed lease, or one that an earlier run may have promised for longer.
+    /// A lost hold is removed when Redis is back, since a late copy may have renewed it.
     fn on_not_adopted(&mut self, form: RenewalForm, holds: Vec<HoldRecord>) {
         let mut lasting = Vec::new();
         for record in holds {
             let connection = self.sessions.connection_of(record.session);
-            let end = match record.until {
-                Some(until) if until > self.now && connection.is_some() => {
-                    lasting.push(record);
-                    continue;
-                }
-                Some(_) => End::Expired,
-                None => End::Unconfirmed,
+            let (relied_on_until, end) = match record.until {
+                Some(until) => (until, End::Expired),
+                None => (record.longest.valid_until(self.journal.took_over()), End::Unconfirmed),
             };
+            if relied_on_until > self.now && connection.is_some() {
+                lasting.push(record);
+                continue;
+            }
             if let Some(connection) = connection {
                 self.lost_before(connection, &record, end);
             }
@@ -280,6 +284,10 @@ impl Core {
         };
         self.insert_hold(hold);
         self.leases.restore_leases(number, earlier_leases, longest);
+        if self.settings.lease > longest {
+            // The next run must know for how long this one may promise it.
+            self.journal_hold(number);
+        }
         self.locks.on_acquired(lock, self.now);
         self.sessions.on_verified(owner.connection);
         self.poll_queue(lock);

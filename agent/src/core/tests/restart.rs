@@ -21,6 +21,12 @@ fn held_after_restart(world: &mut World, ticket: &Ticket) -> Vec<String> {
     world.resumed(id).1
 }
 
+/// Returns the longest lease of the only hold in the journal.
+fn longest_lease(world: &mut World) -> &mut Lease {
+    let session = world.past.sessions.values_mut().next().expect("it has grace");
+    &mut session.holds.values_mut().next().expect("it holds a lock").longest
+}
+
 fn lock_both(world: &mut World, id: ConnectionId, owner: i64) {
     let request = |lock| LockRequest { owner, ..lock_command(lock) };
     world.command(id, Command::LockAll(vec![request("x"), request("y")]));
@@ -78,6 +84,51 @@ fn a_lock_that_redis_refuses_does_not_prevent_the_others_from_being_kept() {
     assert_eq!(world.losses, ["loss logged", "loss counted"], "only one is lost");
     assert!(locks.iter().all(|lock| world.holders(lock).len() == 1));
     assert!(world.forbidden < 40, "{} scripts in a minute for one lock", world.forbidden);
+}
+
+/// The hold is renewed from its re-entry on, which leaves it the validity that was promised before.
+#[test]
+fn a_restored_hold_that_was_promised_for_longer_than_a_lease_survives_an_outage() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    let request = LockRequest { lease: Lease::new(LEASE * 20), ..lock_command("x") };
+    world.command(a, Command::Lock(request));
+    world.lock(a, "x");
+    world.network = Network::Down;
+    world.kill_and_restart(SECOND);
+    world.pass(LEASE + SECOND * 10);
+    let b = world.open_as(0, NEXT);
+    world.network = Network::Good;
+    world.pass(SECOND);
+    assert_eq!(world.holders("x").len(), 1, "its worker may still rely on it");
+    world.resume(b, &ticket);
+    assert_eq!(world.resumed(b).1, ["x lock 2"]);
+}
+
+#[test]
+fn a_fixed_lease_survives_a_sleep_before_the_first_answer_of_redis() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    let request = LockRequest { lease: Lease::new(LEASE * 20), ..lock_command("x") };
+    world.command(a, Command::Lock(request));
+    world.network = Network::Slow(500);
+    world.kill_and_restart(SECOND);
+    world.now = world.now + LEASE * 3 / 2;
+    world.pass(SECOND);
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &ticket);
+    assert_eq!(world.resumed(b).1, ["x lock 1"]);
+}
+
+#[test]
+fn the_journal_has_the_lease_of_the_agent_that_continues_a_hold() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    world.lock(a, "x");
+    // The agent before had a shorter one.
+    *longest_lease(&mut world) = Lease::new(SECOND).unwrap();
+    world.kill_and_restart(SECOND);
+    assert_eq!(longest_lease(&mut world).duration(), LEASE);
 }
 
 #[test]
