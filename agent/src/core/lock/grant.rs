@@ -62,10 +62,14 @@ impl Core {
             return Some(*waiter);
         }
         // Its waiter has left. No worker has seen the number, so the next waiter may get it. But the next waiter of a
-        // fair lock may belong to another client, and a read hold under a write hold belongs to the write hold's owner.
+        // fair lock may belong to another client, and a read hold under a write hold belongs to the write hold's owner. And
+        // the next agent removes a number that the journal has without an owner: such a grant must be recorded first.
         let next = self.locks.get(name)?.queue.front()?;
         let same = self.locks.waiter(next).is_some_and(|waiter| {
-            waiter.kind == *kind && waiter.lease.unwrap_or(self.settings.lease) == *lease
+            let recorded = self.sessions.has_grace(waiter.owner.connection);
+            waiter.kind == *kind
+                && waiter.lease.unwrap_or(self.settings.lease) == *lease
+                && (recorded || !self.journal.has(attempt.number))
         });
         (same && under.is_none() && *kind != Kind::Fair).then_some(next)
     }

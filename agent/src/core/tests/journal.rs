@@ -197,6 +197,26 @@ fn a_session_keeps_its_grace_if_another_one_cannot_be_journalled() {
 }
 
 #[test]
+fn a_number_in_the_journal_is_not_granted_to_a_session_without_grace() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    let b = world.open();
+    world.network = Network::Slow(500);
+    world.lock(a, "x");
+    assert_eq!(world.past.orphans.len(), 1);
+    world.lock(b, "x");
+    // Redis has granted the lock to a waiter that leaves. From now on the disk hangs.
+    world.close(a);
+    world.disk = Disk::Slow;
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(b), "held 1");
+    world.disk = Disk::Good;
+    world.kill_and_restart(Duration::from_secs(1));
+    assert_eq!(world.holders("x").len(), 1, "its worker relies on it for the rest of its lease");
+}
+
+#[test]
 fn the_old_secret_stays_valid_if_the_new_one_cannot_be_journalled() {
     let mut world = World::new();
     let (a, mut ticket) = world.graced();
