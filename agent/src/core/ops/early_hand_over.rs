@@ -108,8 +108,8 @@ impl Operation for EarlyHandOver {
 
 impl Core {
     /// Returns the instant until which the next waiter may hold the lock before Redis has answered. Returns `None` if
-    /// it has to wait for the answer: its grant needs a token, replicas, a record in the journal, or a fixed lease, or
-    /// too little validity is left.
+    /// it has to wait for the answer: its grant needs a token, replicas, a record in the journal, or a fixed lease, too
+    /// little validity is left, or a message says that the lock was released by force.
     pub(in crate::core) fn early_validity(&self, from: &Ending, to: &Attempt) -> Option<Moment> {
         let waiter = self.locks.waiter(to.waiter)?;
         let plain = from.kind == Kind::Lock && to.kind == Kind::Lock && waiter.lease.is_none();
@@ -122,6 +122,7 @@ impl Core {
         let possible = plain
             && enough
             && !recorded
+            && !from.claimed_forced
             && self.settings.min_replicas == 0
             && !self.ops.are_hand_overs_refused();
         possible.then_some(valid_until)

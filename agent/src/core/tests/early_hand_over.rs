@@ -167,6 +167,28 @@ fn a_forced_release_is_reported_to_its_holder_and_all_early_holders_after_it() {
 }
 
 #[test]
+fn a_lock_is_not_handed_over_early_after_the_message_of_its_forced_release() {
+    for early in [false, true] {
+        let mut world = World::new();
+        let [a, b, c] = queue(&mut world);
+        let (leaves, waits) = if early { (b, c) } else { (a, b) };
+        if early {
+            world.unlock(a, "x");
+        }
+        let number = holder(&world).number;
+        world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
+        world.core.on_forced(world.now, Node::Main, &name("x"), number);
+        world.work();
+        world.replies.clear();
+        world.unlock(leaves, "x");
+        assert!(world.has_no_reply(waits), "another client may have it");
+        world.pass(LATER * 3);
+        assert_eq!(world.reply(leaves), "LOST");
+        assert!(world.has_no_reply(waits));
+    }
+}
+
+#[test]
 fn a_forced_release_of_an_early_hold_that_has_ended_is_reported_to_the_holder_after_it() {
     let mut world = World::new();
     let [a, b, c] = queue(&mut world);
