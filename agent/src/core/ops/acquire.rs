@@ -228,8 +228,9 @@ impl Core {
         }
         self.take_op(id);
         self.clear_attempt(attempt, id);
-        if may_have_run {
-            // This copy did not run, but an earlier one may have, and nobody will try again: its traces are removed.
+        if may_have_run && (*kind != Kind::Fair || over.is_none()) {
+            // This copy did not run, but an earlier one may have, and nobody will try again under this number: its traces
+            // are removed. A fair waiter has its position under its number, so it keeps both until its wait ends.
             self.renumber(waiter);
             self.undo(name, *kind, *number, *lease);
         }

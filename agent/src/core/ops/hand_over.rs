@@ -174,12 +174,13 @@ impl Core {
     fn on_hand_over_refused(&mut self, id: OpId, hand_over: &HandOver, may_have_run: bool) {
         let HandOver { from, to } = hand_over;
         self.clear_attempt(to, id);
-        if may_have_run {
-            // An earlier copy may have handed it over after all.
+        if !may_have_run {
+            self.forget_successor(to);
+        } else if to.kind != Kind::Fair || !self.locks.has_waiter(to.waiter) {
+            // An earlier copy may have handed it over after all. A fair waiter finds that out by its next attempt, and keeps
+            // its position.
             self.renumber(to.waiter);
             self.undo(&to.name, to.kind, to.number, to.lease);
-        } else {
-            self.forget_successor(to);
         }
         self.ask_again_if_fair(to);
         self.release(from.clone());

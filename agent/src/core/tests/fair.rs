@@ -262,6 +262,50 @@ fn a_fair_grant_that_arrives_after_its_lease_is_requested_again() {
     assert_eq!(world.reply(id), "held 1");
 }
 
+/// Another client waits behind the fair waiter.
+#[test]
+fn a_fair_waiter_keeps_its_place_after_a_lost_reply_and_a_refusal() {
+    let mut world = World::new();
+    let id = world.open();
+    world.foreign("x", OTHER, Duration::from_secs(60));
+    fair(&mut world, id);
+    world.queues.get_mut("x").unwrap().push(format!("{OTHER}3"));
+    let queue = world.queues["x"].clone();
+    let before = world.served.len();
+    world.network = Network::Breaks;
+    while world.served.len() == before {
+        world.pass(SLOW);
+    }
+    world.network = Network::Refuses;
+    world.pass(Duration::from_secs(1));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(6));
+    assert_eq!(world.queues["x"], queue);
+    world.close(id);
+    assert_eq!(world.queues["x"], [format!("{OTHER}3")]);
+}
+
+#[test]
+fn a_fair_waiter_keeps_what_a_refused_hand_over_may_have_given_it() {
+    for first in [Network::Breaks, Network::Holds] {
+        let mut world = World::new();
+        let (one, two) = (world.open(), world.open());
+        fair(&mut world, one);
+        fair(&mut world, two);
+        assert_eq!(world.reply(one), "held 1");
+        world.queues.get_mut("x").unwrap().push(OTHER.to_owned());
+        // A first copy runs, or may yet run; a second one is refused.
+        world.network = first;
+        world.unlock(one, "x");
+        world.network = Network::Refuses;
+        world.pass(Duration::from_secs(1));
+        world.network = Network::Good;
+        world.pass(Duration::from_secs(6));
+        assert_eq!(world.reply(two), "held 1", "{first:?}");
+        assert_eq!(world.queues["x"], [OTHER], "{first:?}");
+    }
+}
+
 #[test]
 fn a_fair_waiter_tries_again_after_redis_was_full() {
     let mut world = World::new();
