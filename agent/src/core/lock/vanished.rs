@@ -22,14 +22,23 @@ struct Check {
     missing_since: Option<Moment>,
 }
 
+impl Check {
+    /// Returns whether the agent's entry has been missing for [`ABSENCE`].
+    fn has_vanished(&self) -> bool {
+        self.missing_since.is_some_and(|since| self.at.since(since) >= ABSENCE)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(in crate::core) struct VanishedAgents(BTreeMap<ClientId, Check>);
 
 impl VanishedAgents {
-    /// Begins a check of an agent, unless it was checked recently. Returns whether it begins.
+    /// Begins a check of an agent, unless it was checked recently. Returns whether it begins. An agent that has vanished is
+    /// checked at once for each lock in whose queue it is ahead.
     pub(in crate::core) fn begin_check(&mut self, agent: ClientId, now: Moment) -> bool {
         self.0.retain(|_, check| now.since(check.at) < RETENTION);
-        if self.0.get(&agent).is_some_and(|check| now.since(check.at) < PAUSE) {
+        let wait = |check: &Check| now.since(check.at) < PAUSE && !check.has_vanished();
+        if self.0.get(&agent).is_some_and(wait) {
             return false;
         }
         self.0.entry(agent).or_insert(Check { at: now, missing_since: None }).at = now;
@@ -45,8 +54,9 @@ impl VanishedAgents {
     ) -> bool {
         let before = self.0.get(&agent).and_then(|check| check.missing_since);
         let missing_since = missing.then(|| before.unwrap_or(now));
-        self.0.insert(agent, Check { at: now, missing_since });
-        missing_since.is_some_and(|since| now.since(since) >= ABSENCE)
+        let check = Check { at: now, missing_since };
+        self.0.insert(agent, check);
+        check.has_vanished()
     }
 }
 
@@ -69,6 +79,7 @@ mod tests {
             assert_eq!(check(seconds, true), Some(false), "{seconds} s");
         }
         assert_eq!(check(40, true), Some(true));
+        assert_eq!(check(41, true), Some(true), "it is also ahead in another queue");
         assert_eq!(check(45, false), Some(false), "it is there again");
         assert_eq!(check(50, true), Some(false));
         for seconds in (115..145).step_by(5) {
