@@ -70,8 +70,9 @@ impl Core {
 
     /// Handles the timeout of a quorum operation.
     pub(super) fn on_quorum_due(&mut self, id: OpId) {
-        self.red.on_due(id, self.now);
-        self.conclude(id);
+        if self.red.on_due(id, self.now, self.node_timeout()) {
+            self.conclude(id);
+        }
     }
 
     /// Registers a quorum operation, to be decided at that instant at the latest.

@@ -14,6 +14,9 @@ use crate::protocol::resp::Frame;
 /// The time for which a node that did not answer is left alone, unless it answers earlier.
 const SILENCE: Duration = Duration::from_secs(1);
 
+/// The delay of a deadline which shows that this agent was held up, rather than the nodes.
+const HELD_UP: Duration = Duration::from_millis(20);
+
 #[derive(Debug, Default)]
 pub(in crate::core) struct QuorumTable {
     ops: HashMap<OpId, QuorumOp>,
@@ -84,15 +87,23 @@ impl QuorumTable {
         }
     }
 
-    /// Handles an operation's deadline. Nodes that let an attempt's time pass count as silent.
-    pub(super) fn on_due(&mut self, id: OpId, now: Moment) {
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        op.armed = Moment::NEVER;
-        if matches!(op.request, QuorumRequest::Acquire(_)) {
-            for node in op.awaited().collect::<Vec<_>>() {
-                self.on_node_silent(node, now);
-            }
+    /// Handles an operation's deadline. Returns whether it is over. Nodes that let an attempt's time pass count as silent.
+    ///
+    /// If the agent was held up, answers may have arrived unread: an attempt gets `node_timeout` once more.
+    pub(super) fn on_due(&mut self, id: OpId, now: Moment, node_timeout: Duration) -> bool {
+        let Some(op) = self.ops.get_mut(&id) else { return false };
+        let due = std::mem::replace(&mut op.armed, Moment::NEVER);
+        if !matches!(op.request, QuorumRequest::Acquire(_)) {
+            return true;
         }
+        if now.since(due) >= HELD_UP && due == op.sent + node_timeout {
+            self.timers.set(&mut op.armed, now + node_timeout, id);
+            return false;
+        }
+        for node in op.awaited().collect::<Vec<_>>() {
+            self.on_node_silent(node, now);
+        }
+        true
     }
 
     /// Records that a node let an attempt's time pass.

@@ -66,6 +66,24 @@ fn a_majority_grants_and_releases_without_waiting_for_a_frozen_server() {
 }
 
 #[test]
+fn an_attempt_counts_the_answers_that_arrived_while_the_agent_was_held_up() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", NOW, None));
+    world.stall(0, 100_000);
+    pass(&mut world, 110);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    // If the servers are stopped too, the attempt ends all the same.
+    (0..3).for_each(|node| world.freeze(node, ms(1_000_000)));
+    world.command(0, a, red_lock("x", NOW, None));
+    world.stall(0, 100_000);
+    pass(&mut world, 5_000);
+    assert_eq!(short_replies(&mut world, 0, a), ["0", "UNAVAILABLE"]);
+}
+
+#[test]
 fn a_missing_vote_is_counted_although_the_majority_grants_the_lock() {
     for killed in [true, false] {
         let mut world = three(1);
