@@ -70,9 +70,9 @@ if ARGV[4] == '1' then
     call('RPUSH', queue, holder)
   end
   call('ZADD', deadlines, string.format('%.0f', deadline), holder)
-  -- Redisson gives these keys no expiry. A day outlasts every deadline.
-  call('PEXPIRE', queue, 86400000)
-  call('PEXPIRE', deadlines, 86400000)
+  -- Redisson gives these keys no expiry, and its waiters may use them for long after the last agent's has left.
+  call('PEXPIRE', queue, 31536000000)
+  call('PEXPIRE', deadlines, 31536000000)
 end
 if kind == 'none' then
   pttl = head_deadline - now
