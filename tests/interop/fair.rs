@@ -196,6 +196,37 @@ async fn waiters_that_come_and_go_do_not_shift_the_deadlines_of_others() -> Resu
     Ok(())
 }
 
+/// Redisson moves all deadlines earlier by the whole wait of a waiter that gets the lock, five minutes, however long it waited.
+#[tokio::test]
+async fn an_agents_waiter_keeps_its_turn_when_redisson_grants_the_lock_after_a_long_hold()
+-> Result<()> {
+    let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
+    let mut holder = bed.session().await?;
+    assert!(lock(&mut holder, FAIR, "a", "").await?);
+    let mut waiters = Vec::new();
+    for position in 0..3 {
+        waiters.push(Waiter::join(&mut bed, position).await?);
+    }
+    let order = queue(&mut bed).await?;
+    eventually("the hold to last longer than the agent's share of the deadlines", async || {
+        let left = deadlines(&mut bed).await?[0];
+        ensure!(left < 300_000 - 16_000, "{left} ms until the first deadline");
+        Ok(())
+    })
+    .await;
+    unlock(&mut holder, FAIR, "a").await?;
+    for (waiter, id) in waiters.into_iter().zip(order) {
+        let held = eventually("the next waiter to hold the lock", async || {
+            let held = bed.holders("a").await?;
+            Ok(held.first().context("nobody holds it")?.0.clone())
+        });
+        assert_eq!(held.await, id);
+        waiter.take_turn().await?;
+    }
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
 /// The position of a closed client stays in the queue until its deadline, and no longer.
 #[tokio::test]
 async fn a_dead_java_waiter_at_the_head_is_skipped_after_its_deadline() -> Result<()> {

@@ -1,10 +1,11 @@
 -- Grants the lock once to ARGV[1], with a lease, if it is free and no living waiter is ahead. Otherwise, if asked to,
 -- joins the end of the queue, or extends the deadline of the waiter's existing position.
 -- KEYS: lock, fair queue, fair deadlines
--- ARGV: holder, lease ms, own wait ms, '1' to queue or '0', the first holder id of this run of the agent
+-- ARGV: holder, lease ms, own wait ms, to queue the ms since the previous refresh of its position (0 if it has none, empty not to
+--       queue), the first holder id of this run of the agent
 -- Replies like acquire. On refusal, the milliseconds are the time until the next attempt is worthwhile, and the head of the
 -- queue, if it is another waiter, follows the holders.
-local lock, holder, lease, wait = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local lock, holder, lease, wait, waited = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local kind, holders = lock_state(lock, 0)
 if not kind then
@@ -38,7 +39,7 @@ if kind == 'none' and (not head or head == holder) then
 end
 
 local pttl = redis.call('PTTL', lock)
-if ARGV[4] == '1' then
+if waited then
   local index = call('LPOS', queue, holder)
   local ahead
   if not index then
@@ -60,6 +61,11 @@ if ARGV[4] == '1' then
     -- Own wait after the deadline of the waiter ahead, or else after the holder's lease.
     deadline = math.max(now, tonumber(score or now + pttl)) + wait
     if index then
+      if score then
+        -- When Redisson grants the lock to a waiter, it moves all deadlines earlier by that waiter's whole wait, however long the
+        -- wait was. The time waited here makes up for it.
+        deadline = math.max(deadline, current + waited)
+      end
       -- A living waiter's deadline only grows, and never passes that of a next waiter which does not refresh its own.
       local behind = call('LINDEX', queue, index + 1)
       local limit = behind and not is_refreshed(behind) and call('ZSCORE', deadlines, behind)

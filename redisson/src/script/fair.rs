@@ -6,16 +6,16 @@ use std::time::Duration;
 use super::{ACQUIRE_FAIR, Args, Call, HAND_OVER_FAIR, Publish, RELEASE_FAIR, text, with_queue};
 use crate::{HolderId, Lease, LockName, keys};
 
-/// Acquires the lock if it is free and no living waiter is ahead. Otherwise, if `queue` is set, joins the end of the
-/// queue or extends the deadline of the existing position. A position lasts for `wait` unless extended. Positions of the
-/// same client below `first`, the first holder of this run, are dead. Parse the reply with [`super::parse_acquire`].
+/// Acquires the lock if it is free and no living waiter is ahead. Otherwise, with `queue`, joins the end of the queue or
+/// extends the deadline of the existing position, last extended `queue` ago. A position lasts for `wait` unless extended.
+/// Positions of the same client below `first`, the first holder of this run, are dead. Parse the reply with [`super::parse_acquire`].
 #[must_use]
 pub fn acquire_fair(
     name: &LockName,
     holder: &HolderId,
     lease: Lease,
     wait: Duration,
-    queue: bool,
+    queue: Option<Duration>,
     first: &HolderId,
 ) -> Call {
     Call {
@@ -25,7 +25,7 @@ pub fn acquire_fair(
             text(holder),
             text(lease.millis()),
             text(wait.as_millis()),
-            text(u8::from(queue)),
+            queue.map_or_else(Vec::new, |waited| text(waited.as_millis())),
             text(first),
         ]),
     }

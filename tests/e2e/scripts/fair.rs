@@ -15,12 +15,22 @@ const WAIT: Duration = Duration::from_secs(15);
 
 impl Bench {
     async fn fair(&mut self, lock: &LockName, who: HolderId) -> Result<AcquireOutcome> {
-        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, true, &ours(0));
-        Ok(parse_acquire(&self.call(&call).await?)?)
+        self.fair_after(lock, who, Some(0)).await
     }
 
     async fn fair_once(&mut self, lock: &LockName, who: HolderId) -> Result<AcquireOutcome> {
-        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, false, &ours(0));
+        self.fair_after(lock, who, None).await
+    }
+
+    /// Makes an attempt that many seconds after the previous one; with `None` it joins no queue.
+    async fn fair_after(
+        &mut self,
+        lock: &LockName,
+        who: HolderId,
+        seconds: Option<u64>,
+    ) -> Result<AcquireOutcome> {
+        let queue = seconds.map(Duration::from_secs);
+        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, queue, &ours(0));
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
 
@@ -387,6 +397,38 @@ async fn agents_waiters_share_one_deadline_however_many_they_are() -> Result<()>
     bench.assert_queue(&lock, begun, &[(theirs(), 75)]).await
 }
 
+/// Redisson moves all deadlines earlier by the whole wait of a waiter that it grants the lock to.
+#[tokio::test]
+async fn an_agents_deadline_behind_another_client_grows_by_the_time_waited() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (lock, begun) = (name("a"), bench.now().await?);
+    let (before, behind) = (theirs(), HolderId { thread: 48, ..theirs() });
+    let (one, two) = (agents(0, 1), agents(0, 2));
+    bench.fair(&lock, ours(1)).await?;
+    bench.fair(&lock, before).await?;
+    // A position that was lost begins again.
+    bench.fair_after(&lock, one, Some(40)).await?;
+    bench.assert_queue(&lock, begun, &[(before, 75), (one, 90)]).await?;
+    bench.fair_after(&lock, one, Some(20)).await?;
+    bench.fair_after(&lock, one, Some(0)).await?;
+    bench.fair_after(&lock, two, Some(0)).await?;
+    // Agents' waiters that follow one another share one deadline.
+    bench.fair_after(&lock, two, Some(20)).await?;
+    bench.assert_queue(&lock, begun, &[(before, 75), (one, 110), (two, 110)]).await?;
+    bench.release_fair(&lock, two).await?;
+    bench.foreign_entry("a", behind, Some(200_000)).await?;
+    bench.fair_after(&lock, one, Some(50)).await?;
+    bench.assert_queue(&lock, begun, &[(before, 75), (one, 160), (behind, 200)]).await?;
+    bench.fair_after(&lock, one, Some(50)).await?;
+    bench.assert_queue(&lock, begun, &[(before, 75), (one, 200), (behind, 200)]).await?;
+    // Nobody is ahead of the next one.
+    let lock = name("b");
+    bench.fair(&lock, ours(1)).await?;
+    bench.fair(&lock, one).await?;
+    bench.fair_after(&lock, one, Some(20)).await?;
+    bench.assert_queue(&lock, begun, &[(one, 75)]).await
+}
+
 #[tokio::test]
 async fn a_restarted_agent_waits_for_none_of_its_own_dead_waiters() -> Result<()> {
     let mut bench = Bench::new().await?;
@@ -397,13 +439,14 @@ async fn a_restarted_agent_waits_for_none_of_its_own_dead_waiters() -> Result<()
         bench.fair(&lock, waiter).await?;
     }
     bench.release_fair(&lock, ours(1)).await?;
-    let call =
-        |who, queue| script::acquire_fair(&lock, &who, lease(60_000), WAIT, queue, &agents(1, 0));
-    let reply = parse_acquire(&bench.call(&call(agents(1, 1), true)).await?)?;
+    let (queue, first) = (Some(Duration::ZERO), agents(1, 0));
+    let length = lease(60_000);
+    let call = script::acquire_fair(&lock, &agents(1, 1), length, WAIT, queue, &first);
+    let reply = parse_acquire(&bench.call(&call).await?)?;
     let AcquireOutcome::Held { holders, .. } = reply else { panic!("another agent's is next") };
     assert_eq!(holders, [other_agent], "which lives, for all that is known");
     bench.release_fair(&lock, other_agent).await?;
-    assert_eq!(parse_acquire(&bench.call(&call(agents(1, 1), true)).await?)?, GRANTED);
+    assert_eq!(parse_acquire(&bench.call(&call).await?)?, GRANTED);
     Ok(())
 }
 

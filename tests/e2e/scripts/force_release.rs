@@ -263,11 +263,25 @@ async fn the_living_head_of_a_fair_queue_is_notified() -> Result<()> {
     let lock = name("a");
     let wait = Duration::from_secs(15);
     bench
-        .call(&script::acquire_fair(&lock, &theirs(), lease(300_000), wait, true, &ours(0)))
+        .call(&script::acquire_fair(
+            &lock,
+            &theirs(),
+            lease(300_000),
+            wait,
+            Some(Duration::ZERO),
+            &ours(0),
+        ))
         .await?;
     bench.client.call("RPUSH redisson_lock_queue:{a} somebody-dead").await?;
     bench
-        .call(&script::acquire_fair(&lock, &ours(1), lease(300_000), wait, true, &ours(0)))
+        .call(&script::acquire_fair(
+            &lock,
+            &ours(1),
+            lease(300_000),
+            wait,
+            Some(Duration::ZERO),
+            &ours(0),
+        ))
         .await?;
     let mut head = bench.subscriber(&keys::fair_channel(&lock, &ours(1))).await?;
     let seen = [holder(theirs(), 1)];
@@ -283,13 +297,34 @@ async fn a_dead_waiter_is_removed_and_the_next_one_notified() -> Result<()> {
     let (lock, wait) = (name("a"), Duration::from_secs(60));
     let place = |n, deadline| script::remove_waiter(&lock, &ours(n), deadline, Publish::Plain);
     bench
-        .call(&script::acquire_fair(&lock, &theirs(), lease(3_600_000), wait, true, &ours(0)))
+        .call(&script::acquire_fair(
+            &lock,
+            &theirs(),
+            lease(3_600_000),
+            wait,
+            Some(Duration::ZERO),
+            &ours(0),
+        ))
         .await?;
     bench
-        .call(&script::acquire_fair(&lock, &ours(1), lease(300_000), wait, true, &ours(0)))
+        .call(&script::acquire_fair(
+            &lock,
+            &ours(1),
+            lease(300_000),
+            wait,
+            Some(Duration::ZERO),
+            &ours(0),
+        ))
         .await?;
     bench
-        .call(&script::acquire_fair(&lock, &ours(2), lease(300_000), wait, true, &ours(0)))
+        .call(&script::acquire_fair(
+            &lock,
+            &ours(2),
+            lease(300_000),
+            wait,
+            Some(Duration::ZERO),
+            &ours(0),
+        ))
         .await?;
     let deadline = async |bench: &mut Bench, waiter: HolderId| -> Result<Option<u64>> {
         let score = format!("ZSCORE redisson_lock_timeout:{{a}} {waiter}");

@@ -1,5 +1,7 @@
 //! A Redis that refuses commands temporarily: the script fails and is repeated, and no key is taken for one of another type.
 
+use std::time::Duration;
+
 use anyhow::{Result, bail, ensure};
 use redisson::script::{
     Call, ForceReleaseOutcome, Publish, ReleaseOutcome, parse_force_release, parse_purged,
@@ -8,7 +10,7 @@ use redisson::script::{
 
 use super::{Bench, lease, name, ours, script};
 
-const FAIR_WAIT: std::time::Duration = std::time::Duration::from_secs(15);
+const FAIR_WAIT: Duration = Duration::from_secs(15);
 
 /// The words of Redis 7.0, and of later versions, for a script's command that the account may not run.
 const NOT_PERMITTED: [&str; 2] =
@@ -35,7 +37,7 @@ async fn each_script_that_ends_a_hold_is_refused() -> Result<()> {
     let writer = redisson::HolderId { write: true, ..ours(1) };
     bench.acquire(&plain, ours(1), 30_000).await?;
     let calls = [
-        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, false, &ours(1)),
+        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, None, &ours(1)),
         script::acquire_read(&read, &ours(1), length, None),
         script::acquire_write(&write, &writer, length),
     ];
@@ -96,10 +98,10 @@ async fn a_release_whose_message_is_refused_is_a_release() -> Result<()> {
     let writer = redisson::HolderId { write: true, ..ours(1) };
     bench.acquire(&plain, ours(1), 30_000).await?;
     for call in [
-        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, false, &ours(1)),
-        script::acquire_fair(&fair, &ours(2), length, FAIR_WAIT, true, &ours(1)),
-        script::acquire_fair(&passed, &ours(1), length, FAIR_WAIT, false, &ours(1)),
-        script::acquire_fair(&passed, &ours(2), length, FAIR_WAIT, true, &ours(1)),
+        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, None, &ours(1)),
+        script::acquire_fair(&fair, &ours(2), length, FAIR_WAIT, Some(Duration::ZERO), &ours(1)),
+        script::acquire_fair(&passed, &ours(1), length, FAIR_WAIT, None, &ours(1)),
+        script::acquire_fair(&passed, &ours(2), length, FAIR_WAIT, Some(Duration::ZERO), &ours(1)),
         script::acquire_read(&read, &ours(1), length, None),
         script::acquire_write(&write, &writer, length),
     ] {
@@ -134,7 +136,8 @@ async fn a_forced_release_whose_messages_are_refused_is_a_release() -> Result<()
     for lock in [&whole, &part] {
         bench.acquire(lock, ours(1), 30_000).await?;
     }
-    for (holder, waits) in [(ours(1), false), (ours(2), true), (ours(3), true)] {
+    let queued = Some(Duration::ZERO);
+    for (holder, waits) in [(ours(1), None), (ours(2), queued), (ours(3), queued)] {
         let call = script::acquire_fair(&fair, &holder, length, FAIR_WAIT, waits, &ours(1));
         bench.call(&call).await?;
     }
@@ -172,7 +175,7 @@ async fn an_account_that_may_set_no_lease_leaves_no_lock_without_one() -> Result
     bench.client.call("ACL SETUSER default -pexpire").await?.ok()?;
     for call in [
         script::acquire(&name("plain"), &ours(1), length),
-        script::acquire_fair(&name("fair"), &ours(1), length, FAIR_WAIT, false, &ours(1)),
+        script::acquire_fair(&name("fair"), &ours(1), length, FAIR_WAIT, None, &ours(1)),
         script::acquire_read(&name("read"), &ours(1), length, None),
         script::acquire_write(&name("write"), &writer, length),
     ] {

@@ -42,7 +42,7 @@ impl Core {
             self.suspect(ahead, &attempt.name);
         }
         if let Some(ChannelChange { old, new }) =
-            self.locks.on_queued(attempt.waiter, behind, channel)
+            self.locks.on_queued(attempt.waiter, sent, behind, channel)
         {
             if let Some(old) = old {
                 self.effects.push(Effect::Unsubscribe(Node::Main, old));
@@ -108,7 +108,7 @@ impl Core {
             return;
         }
         let under_way = asked.is_some_and(|id| self.ops.contains(id));
-        if waiter.position.may_exist || under_way {
+        if waiter.position.refreshed.is_some() || under_way {
             let lease = waiter.lease.unwrap_or(self.settings.lease);
             self.undo(&waiter.name, Kind::Fair, waiter.number, lease);
         } else {

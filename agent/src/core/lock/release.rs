@@ -168,7 +168,7 @@ impl Core {
             (Family::ReadWrite, Family::ReadWrite) => {
                 ending.kind == Kind::Write && waiter.kind == Kind::Write && state.readers.is_empty()
             }
-            (Family::Fair, Family::Fair) => waiter.position.may_exist,
+            (Family::Fair, Family::Fair) => waiter.position.refreshed.is_some(),
             _ => false,
         };
         // If replicas are missing, UNLOCK would only wait for them.

@@ -61,8 +61,8 @@ impl Waiter {
 /// A waiter's position in Redis's queue of a fair lock.
 #[derive(Debug, Default)]
 pub(in crate::core) struct FairPosition {
-    /// Redis may have it.
-    pub(in crate::core) may_exist: bool,
+    /// The instant of the latest attempt that may have created or refreshed it; `None` while Redis has none.
+    pub(in crate::core) refreshed: Option<Moment>,
     /// The fair waiter's own channel, to which it is subscribed.
     pub(super) listening: Option<Vec<u8>>,
     /// The instant of the latest message.

@@ -33,8 +33,9 @@ impl Operation for Attempt {
             }
             Kind::Fair => {
                 // A NOWAIT joins no queue.
-                let waits = |waiter: &Waiter| !waiter.is_now_or_never();
-                let queue = core.locks.waiter(self.waiter).is_some_and(waits);
+                let waiter = core.locks.waiter(self.waiter).filter(|w| !w.is_now_or_never());
+                let refreshed = |waiter: &Waiter| waiter.position.refreshed.unwrap_or(core.now);
+                let queue = waiter.map(|waiter| core.now.since(refreshed(waiter)));
                 let first = core.numbers.first_of_run();
                 script::acquire_fair(name, &holder, *lease, FAIR_WAIT, queue, &first)
             }
@@ -145,7 +146,7 @@ impl Core {
             if waiter.is_over(now) {
                 if *kind == Kind::Fair && !waiter.is_now_or_never() {
                     // This attempt has joined the queue.
-                    self.locks.set_may_be_queued(*asked);
+                    self.locks.set_may_be_queued(*asked, sent);
                 }
                 return self.leave(*asked, Left::TimedOut);
             }
@@ -214,13 +215,14 @@ impl Core {
         }
         let Attempt { name, kind, waiter, number, lease, under } = attempt;
         let waiter = *waiter;
-        let Some(may_have_run) = self.ops.get(id).map(|op| op.may_have_run) else { return };
+        let Some(op) = self.ops.get(id) else { return };
+        let (may_have_run, sent) = (op.may_have_run, op.sent);
         let over = self.locks.waiter(waiter).map(|waiter| waiter.is_over(self.now));
         if over.is_some() {
             self.locks.set_last_error(name, Some(failure.text().to_owned()));
         }
         if may_have_run {
-            self.locks.set_may_be_queued(waiter);
+            self.locks.set_may_be_queued(waiter, sent);
         }
         // A read under a write hold is in no queue that could try again for it.
         if over.is_some() && (under.is_some() || !matches!(failure, Failure::Refused(_))) {

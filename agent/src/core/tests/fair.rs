@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use redisson::{HolderId, Kind, Lease};
+use redisson::{ClientId, HolderId, Kind, Lease, keys, script};
 
 use super::world::{Network, World, lock_command};
+use crate::core::simulation::kinds;
+use crate::core::simulation::red::lock_name;
+use crate::core::simulation::redis::Content;
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::types::ConnectionId;
 
@@ -316,4 +319,31 @@ fn a_fair_waiter_tries_again_after_redis_was_full() {
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
     assert_eq!(world.reply(id), "held 1");
+}
+
+#[test]
+fn a_deadline_behind_another_clients_waiter_grows_by_the_time_waited() {
+    let mut world = kinds::World::new(7, 1, 1, |settings| settings.red = None);
+    let (name, other) = (lock_name("x"), HolderId::new(ClientId::from_random([40; 16]), 1));
+    let lease = Lease::new(Duration::from_secs(600)).unwrap();
+    for thread in [1, 2] {
+        let (holder, wait) = (HolderId { thread, ..other }, Duration::from_secs(300));
+        let queue = Some(Duration::ZERO);
+        let call = script::acquire_fair(&name, &holder, lease, wait, queue, &other);
+        world.foreign(0, &call);
+    }
+    let deadlines = String::from_utf8(keys::deadlines(&name)).unwrap();
+    // The agent's waiter is the last one.
+    let deadline = |world: &kinds::World| match &world.servers[0].redis.keys()[&deadlines].content {
+        Content::Scores(scores) => scores.values().copied().fold(0.0, f64::max),
+        other => panic!("{other:?}"),
+    };
+    let session = world.open(0);
+    let request = LockRequest { kind: Kind::Fair, wait: Wait::Forever, ..LockRequest::new(name) };
+    world.command(0, session, Command::Lock(request));
+    world.pass(Duration::from_secs(1));
+    let first = deadline(&world);
+    world.pass(Duration::from_secs(60));
+    let grown = deadline(&world) - first;
+    assert!((54_000.0..=61_000.0).contains(&grown), "{grown} ms in a minute");
 }

@@ -125,7 +125,7 @@ fn a_removal_of_dead_waiters_whose_answer_was_lost_is_logged() {
     let lease = Lease::new(Duration::from_millis(500)).unwrap();
     let fair = |n, wait| {
         let holder = HolderId { thread: n, ..agent };
-        script::acquire_fair(&lock, &holder, lease, wait, true, &agent)
+        script::acquire_fair(&lock, &holder, lease, wait, Some(MOMENT), &agent)
     };
     world.foreign(0, &fair(1, MOMENT));
     world.foreign(0, &fair(2, MOMENT));

@@ -254,10 +254,10 @@ fn a_red_waiter_wakes_at_a_majority_of_messages_or_soon_after_the_first() {
 #[test]
 fn a_fair_position_has_one_channel_and_is_woken_while_it_sleeps() {
     let mut table = table(&[(1, Kind::Fair)]);
-    let first = table.on_queued(1, vec![], b"a".to_vec()).expect("a new channel");
+    let first = table.on_queued(1, T(0), vec![], b"a".to_vec()).expect("a new channel");
     assert_eq!((first.old, table.subscriptions()), (None, 1));
-    assert!(table.on_queued(1, vec![], b"a".to_vec()).is_none());
-    let second = table.on_queued(1, vec![], b"b".to_vec()).expect("another channel");
+    assert!(table.on_queued(1, T(0), vec![], b"a".to_vec()).is_none());
+    let second = table.on_queued(1, T(0), vec![], b"b".to_vec()).expect("another channel");
     assert_eq!((second.old, table.subscriptions()), (Some(b"a".to_vec()), 1));
     assert!(!table.wake_fair(1), "it does not sleep");
     table.retry_at(1, T(9));

@@ -197,22 +197,24 @@ impl LockTable {
         }
     }
 
-    /// Records that Redis may have a waiter's position.
-    pub(in crate::core) fn set_may_be_queued(&mut self, id: WaiterId) {
+    /// Records that an attempt of that instant may have created or refreshed a waiter's position.
+    pub(in crate::core) fn set_may_be_queued(&mut self, id: WaiterId, sent: Moment) {
         if let Some(waiter) = self.waiters.get_mut(&id) {
-            waiter.position.may_exist = true;
+            waiter.position.refreshed = Some(sent);
         }
     }
 
-    /// Records a fair waiter's position, behind these numbers of this agent. Returns the subscription to make, if any.
+    /// Records a fair waiter's position, created or refreshed by an attempt of that instant, behind these numbers of this
+    /// agent. Returns the subscription to make, if any.
     pub(in crate::core) fn on_queued(
         &mut self,
         id: WaiterId,
+        sent: Moment,
         behind: Vec<Number>,
         channel: Vec<u8>,
     ) -> Option<ChannelChange> {
         let position = &mut self.waiters.get_mut(&id)?.position;
-        position.may_exist = true;
+        position.refreshed = Some(sent);
         position.behind = behind;
         if position.listening.as_ref() == Some(&channel) {
             return None;

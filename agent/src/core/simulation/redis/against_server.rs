@@ -201,7 +201,8 @@ impl Pair {
             52..54 => script::release_read(&name, &holder, publish),
             54..56 => script::release_write(&name, &HolderId { write: true, ..holder }, publish),
             56..60 => {
-                let queue = !self.rng.one_in(4);
+                let waited = Duration::from_secs(self.rng.pick(&[0, 5, 400]));
+                let queue = (!self.rng.one_in(4)).then_some(waited);
                 script::acquire_fair(&name, &holder, lease, FAIR_WAIT, queue, &other)
             }
             60 => script::release_fair(&name, &holder, FAIR_WAIT, &other, publish),

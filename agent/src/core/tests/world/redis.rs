@@ -134,7 +134,7 @@ impl World {
                     hash.expires = hash.expires.max(Some(now + ms(&args[1])));
                     return ints(&[1]);
                 }
-                if args[3] == "1" && !queue.contains(&args[0]) {
+                if !args[3].is_empty() && !queue.contains(&args[0]) {
                     queue.push(args[0].clone());
                 }
                 let mut reply = vec![Value::Int(0), Value::Int(30_000)];
