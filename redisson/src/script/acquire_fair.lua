@@ -2,7 +2,7 @@
 -- joins the end of the queue, or extends the deadline of the waiter's existing position.
 -- KEYS: lock, fair queue, fair deadlines
 -- ARGV: holder, lease ms, own wait ms, to queue the ms since the previous refresh of its position (0 if it has none, empty not to
---       queue), the first holder id of this run of the agent
+--       queue), the first holder id of this run of the agent, prefix of the waiters' channels, publishing commands...
 -- Replies like acquire. On refusal, the milliseconds are the time until the next attempt is worthwhile, and the head of the
 -- queue, if it is another waiter, follows the holders.
 local lock, holder, lease, wait, waited = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -27,7 +27,7 @@ if kind == 'lock' and redis.call('HEXISTS', lock, holder) == 1 then
 end
 
 local now = now_ms()
-local head, head_deadline = living_head(now, holder, ARGV[5])
+local head, head_deadline, removed = living_head(now, holder, ARGV[5])
 if kind == 'none' and (not head or head == holder) then
   redis.call('HSET', lock, holder, 1)
   local refused = begin_lease(lock, lease)
@@ -82,6 +82,10 @@ if waited then
 end
 if kind == 'none' then
   pttl = head_deadline - now
+  if removed then
+    -- Its turn has come without a release.
+    announce(7, #ARGV, ARGV[6] .. head, '0')
+  end
 end
 if head ~= holder then
   holders[#holders + 1] = head or nil

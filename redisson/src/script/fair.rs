@@ -8,7 +8,8 @@ use crate::{HolderId, Lease, LockName, keys};
 
 /// Acquires the lock if it is free and no living waiter is ahead. Otherwise, with `queue`, joins the end of the queue or
 /// extends the deadline of the existing position, last extended `queue` ago. A position lasts for `wait` unless extended.
-/// Positions of the same client below `first`, the first holder of this run, are dead. Parse the reply with [`super::parse_acquire`].
+/// Positions of the same client below `first`, the first holder of this run, are dead. If only dead ones kept the next
+/// waiter from a free lock, it is notified. Parse the reply with [`super::parse_acquire`].
 #[must_use]
 pub fn acquire_fair(
     name: &LockName,
@@ -17,18 +18,18 @@ pub fn acquire_fair(
     wait: Duration,
     queue: Option<Duration>,
     first: &HolderId,
+    publish: Publish,
 ) -> Call {
-    Call {
-        script: &ACQUIRE_FAIR,
-        keys: with_queue(name),
-        args: Args::from([
-            text(holder),
-            text(lease.millis()),
-            text(wait.as_millis()),
-            queue.map_or_else(Vec::new, |waited| text(waited.as_millis())),
-            text(first),
-        ]),
-    }
+    let mut args = Args::from([
+        text(holder),
+        text(lease.millis()),
+        text(wait.as_millis()),
+        queue.map_or_else(Vec::new, |waited| text(waited.as_millis())),
+        text(first),
+        keys::fair_channel_prefix(name),
+    ]);
+    args.extend(publish.commands());
+    Call { script: &ACQUIRE_FAIR, keys: with_queue(name), args }
 }
 
 /// Releases a hold, whatever its count, or leaves the queue, and notifies the next waiter if the lock is free. `wait` and

@@ -35,9 +35,10 @@ local function is_superseded(waiter, first)
   return #waiter == #first and waiter < first and string.sub(waiter, 1, 37) == string.sub(first, 1, 37)
 end
 
--- Removes dead waiters from the head and returns the first living one and its deadline. `holder` counts as alive, and `first`,
--- if known, is the first holder id of its agent's run.
+-- Removes dead waiters from the head and returns the first living one, its deadline, and whether any was removed. `holder` counts
+-- as alive, and `first`, if known, is the first holder id of its agent's run.
 local function living_head(now, holder, first)
+  local removed = false
   while true do
     local head = call('LINDEX', queue, 0)
     if not head or head == holder then
@@ -45,10 +46,11 @@ local function living_head(now, holder, first)
     end
     local score = call('ZSCORE', deadlines, head)
     if score and tonumber(score) > now and not (first and is_superseded(head, first)) then
-      return head, tonumber(score)
+      return head, tonumber(score), removed
     end
     call('LPOP', queue)
     call('ZREM', deadlines, head)
+    removed = true
   end
 end
 

@@ -29,8 +29,8 @@ impl Bench {
         who: HolderId,
         seconds: Option<u64>,
     ) -> Result<AcquireOutcome> {
-        let queue = seconds.map(Duration::from_secs);
-        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, queue, &ours(0));
+        let (queue, publish) = (seconds.map(Duration::from_secs), Publish::Plain);
+        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, queue, &ours(0), publish);
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
 
@@ -430,6 +430,33 @@ async fn an_agents_deadline_behind_another_client_grows_by_the_time_waited() -> 
 }
 
 #[tokio::test]
+async fn an_attempt_that_removes_dead_heads_of_a_free_lock_notifies_the_next_waiter() -> Result<()>
+{
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let mut next = bench.subscriber(&keys::fair_channel(&lock, &theirs())).await?;
+    for (attempt, seconds) in [None, Some(0)].into_iter().enumerate() {
+        bench.foreign_entry("a", ours(7), Some(-1)).await?;
+        bench.foreign_entry("a", ours(8), None).await?;
+        bench.foreign_entry("a", theirs(), Some(60_000)).await?;
+        for copy in 0..2 {
+            let reply = bench.fair_after(&lock, ours(1), seconds).await?;
+            assert!(matches!(reply, AcquireOutcome::Held { .. }), "{attempt}: {reply:?}");
+            let due: &[&str] = if copy == 0 { &["0"] } else { &[] };
+            assert_eq!(messages(&mut next).await?, due, "{attempt}, {copy}");
+        }
+        bench.client.call("DEL redisson_lock_queue:{a} redisson_lock_timeout:{a}").await?.int()?;
+    }
+    // A held lock is no waiter's turn.
+    bench.fair(&lock, ours(1)).await?;
+    bench.foreign_entry("a", ours(7), Some(-1)).await?;
+    bench.foreign_entry("a", theirs(), Some(60_000)).await?;
+    bench.fair(&lock, ours(2)).await?;
+    assert_eq!(messages(&mut next).await?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_restarted_agent_waits_for_none_of_its_own_dead_waiters() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
@@ -441,7 +468,8 @@ async fn a_restarted_agent_waits_for_none_of_its_own_dead_waiters() -> Result<()
     bench.release_fair(&lock, ours(1)).await?;
     let (queue, first) = (Some(Duration::ZERO), agents(1, 0));
     let length = lease(60_000);
-    let call = script::acquire_fair(&lock, &agents(1, 1), length, WAIT, queue, &first);
+    let call =
+        script::acquire_fair(&lock, &agents(1, 1), length, WAIT, queue, &first, Publish::Plain);
     let reply = parse_acquire(&bench.call(&call).await?)?;
     let AcquireOutcome::Held { holders, .. } = reply else { panic!("another agent's is next") };
     assert_eq!(holders, [other_agent], "which lives, for all that is known");

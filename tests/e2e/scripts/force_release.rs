@@ -270,6 +270,7 @@ async fn the_living_head_of_a_fair_queue_is_notified() -> Result<()> {
             wait,
             Some(Duration::ZERO),
             &ours(0),
+            Publish::Plain,
         ))
         .await?;
     bench.client.call("RPUSH redisson_lock_queue:{a} somebody-dead").await?;
@@ -281,6 +282,7 @@ async fn the_living_head_of_a_fair_queue_is_notified() -> Result<()> {
             wait,
             Some(Duration::ZERO),
             &ours(0),
+            Publish::Plain,
         ))
         .await?;
     let mut head = bench.subscriber(&keys::fair_channel(&lock, &ours(1))).await?;
@@ -304,6 +306,7 @@ async fn a_dead_waiter_is_removed_and_the_next_one_notified() -> Result<()> {
             wait,
             Some(Duration::ZERO),
             &ours(0),
+            Publish::Plain,
         ))
         .await?;
     bench
@@ -314,6 +317,7 @@ async fn a_dead_waiter_is_removed_and_the_next_one_notified() -> Result<()> {
             wait,
             Some(Duration::ZERO),
             &ours(0),
+            Publish::Plain,
         ))
         .await?;
     bench
@@ -324,6 +328,7 @@ async fn a_dead_waiter_is_removed_and_the_next_one_notified() -> Result<()> {
             wait,
             Some(Duration::ZERO),
             &ours(0),
+            Publish::Plain,
         ))
         .await?;
     let deadline = async |bench: &mut Bench, waiter: HolderId| -> Result<Option<u64>> {

@@ -76,8 +76,15 @@ async fn no_script_fails_after_it_has_removed_the_last_waiter() -> Result<()> {
         eval(&mut client, &script::release_fair(left, &ours(2), WAIT, &ours(1), PUBLISH)).await?;
     assert_eq!(parse_release(&reply)?, ReleaseOutcome::Stolen);
 
-    let call =
-        script::acquire_fair(refused, &ours(4), length, WAIT, Some(Duration::ZERO), &ours(3));
+    let call = script::acquire_fair(
+        refused,
+        &ours(4),
+        length,
+        WAIT,
+        Some(Duration::ZERO),
+        &ours(3),
+        PUBLISH,
+    );
     let AcquireOutcome::Held { holders, .. } = parse_acquire(&eval(&mut client, &call).await?)?
     else {
         panic!("others hold it")

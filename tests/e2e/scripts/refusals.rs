@@ -37,7 +37,7 @@ async fn each_script_that_ends_a_hold_is_refused() -> Result<()> {
     let writer = redisson::HolderId { write: true, ..ours(1) };
     bench.acquire(&plain, ours(1), 30_000).await?;
     let calls = [
-        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, None, &ours(1)),
+        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, None, &ours(1), publish),
         script::acquire_read(&read, &ours(1), length, None),
         script::acquire_write(&write, &writer, length),
     ];
@@ -98,10 +98,26 @@ async fn a_release_whose_message_is_refused_is_a_release() -> Result<()> {
     let writer = redisson::HolderId { write: true, ..ours(1) };
     bench.acquire(&plain, ours(1), 30_000).await?;
     for call in [
-        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, None, &ours(1)),
-        script::acquire_fair(&fair, &ours(2), length, FAIR_WAIT, Some(Duration::ZERO), &ours(1)),
-        script::acquire_fair(&passed, &ours(1), length, FAIR_WAIT, None, &ours(1)),
-        script::acquire_fair(&passed, &ours(2), length, FAIR_WAIT, Some(Duration::ZERO), &ours(1)),
+        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, None, &ours(1), publish),
+        script::acquire_fair(
+            &fair,
+            &ours(2),
+            length,
+            FAIR_WAIT,
+            Some(Duration::ZERO),
+            &ours(1),
+            publish,
+        ),
+        script::acquire_fair(&passed, &ours(1), length, FAIR_WAIT, None, &ours(1), publish),
+        script::acquire_fair(
+            &passed,
+            &ours(2),
+            length,
+            FAIR_WAIT,
+            Some(Duration::ZERO),
+            &ours(1),
+            publish,
+        ),
         script::acquire_read(&read, &ours(1), length, None),
         script::acquire_write(&write, &writer, length),
     ] {
@@ -138,7 +154,8 @@ async fn a_forced_release_whose_messages_are_refused_is_a_release() -> Result<()
     }
     let queued = Some(Duration::ZERO);
     for (holder, waits) in [(ours(1), None), (ours(2), queued), (ours(3), queued)] {
-        let call = script::acquire_fair(&fair, &holder, length, FAIR_WAIT, waits, &ours(1));
+        let call =
+            script::acquire_fair(&fair, &holder, length, FAIR_WAIT, waits, &ours(1), publish);
         bench.call(&call).await?;
     }
     let shown = bench.show(&whole).await?;
@@ -175,7 +192,15 @@ async fn an_account_that_may_set_no_lease_leaves_no_lock_without_one() -> Result
     bench.client.call("ACL SETUSER default -pexpire").await?.ok()?;
     for call in [
         script::acquire(&name("plain"), &ours(1), length),
-        script::acquire_fair(&name("fair"), &ours(1), length, FAIR_WAIT, None, &ours(1)),
+        script::acquire_fair(
+            &name("fair"),
+            &ours(1),
+            length,
+            FAIR_WAIT,
+            None,
+            &ours(1),
+            Publish::Plain,
+        ),
         script::acquire_read(&name("read"), &ours(1), length, None),
         script::acquire_write(&name("write"), &writer, length),
     ] {

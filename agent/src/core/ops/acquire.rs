@@ -36,8 +36,8 @@ impl Operation for Attempt {
                 let waiter = core.locks.waiter(self.waiter).filter(|w| !w.is_now_or_never());
                 let refreshed = |waiter: &Waiter| waiter.position.refreshed.unwrap_or(core.now);
                 let queue = waiter.map(|waiter| core.now.since(refreshed(waiter)));
-                let first = core.numbers.first_of_run();
-                script::acquire_fair(name, &holder, *lease, FAIR_WAIT, queue, &first)
+                let (first, publish) = (core.numbers.first_of_run(), core.settings.publish);
+                script::acquire_fair(name, &holder, *lease, FAIR_WAIT, queue, &first, publish)
             }
         }
     }

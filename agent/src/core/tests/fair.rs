@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use redisson::{ClientId, HolderId, Kind, Lease, keys, script};
+use redisson::script::{self, Publish};
+use redisson::{ClientId, HolderId, Kind, Lease, keys};
 
 use super::world::{Network, World, lock_command};
 use crate::core::simulation::kinds;
@@ -329,7 +330,7 @@ fn a_deadline_behind_another_clients_waiter_grows_by_the_time_waited() {
     for thread in [1, 2] {
         let (holder, wait) = (HolderId { thread, ..other }, Duration::from_secs(300));
         let queue = Some(Duration::ZERO);
-        let call = script::acquire_fair(&name, &holder, lease, wait, queue, &other);
+        let call = script::acquire_fair(&name, &holder, lease, wait, queue, &other, Publish::Plain);
         world.foreign(0, &call);
     }
     let deadlines = String::from_utf8(keys::deadlines(&name)).unwrap();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redisson::script::Publish;
 use redisson::{ClientId, HolderId, Kind, Lease, script};
 
 use super::world::short;
@@ -125,7 +126,7 @@ fn a_removal_of_dead_waiters_whose_answer_was_lost_is_logged() {
     let lease = Lease::new(Duration::from_millis(500)).unwrap();
     let fair = |n, wait| {
         let holder = HolderId { thread: n, ..agent };
-        script::acquire_fair(&lock, &holder, lease, wait, Some(MOMENT), &agent)
+        script::acquire_fair(&lock, &holder, lease, wait, Some(MOMENT), &agent, Publish::Plain)
     };
     world.foreign(0, &fair(1, MOMENT));
     world.foreign(0, &fair(2, MOMENT));

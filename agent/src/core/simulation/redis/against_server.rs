@@ -203,7 +203,7 @@ impl Pair {
             56..60 => {
                 let waited = Duration::from_secs(self.rng.pick(&[0, 5, 400]));
                 let queue = (!self.rng.one_in(4)).then_some(waited);
-                script::acquire_fair(&name, &holder, lease, FAIR_WAIT, queue, &other)
+                script::acquire_fair(&name, &holder, lease, FAIR_WAIT, queue, &other, publish)
             }
             60 => script::release_fair(&name, &holder, FAIR_WAIT, &other, publish),
             61 => {
