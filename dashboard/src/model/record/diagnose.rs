@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use thin_vec::ThinVec;
 
+use super::doubt::LATE;
 use super::{Effect, Record, ScopeContext};
 use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::problem::{
     Case, Expired, ORPHAN_GAP, Overdue, Verdict, explain, judge, overdue_since, stuck_limit, times,
     update,
 };
-use crate::model::types::{ArchiveEntry, HolderField, LockEvent, ProblemKind, Source, Stamp};
+use crate::model::types::{
+    ArchiveEntry, Certainty, HolderField, LockEvent, ProblemKind, Source, Stamp,
+};
 use crate::model::waiting::Waiter;
 
 /// The additional time after its limit within which a problem of an earlier run must be found again, since a renewal or
@@ -160,7 +163,27 @@ impl Record {
             let is_same = known.holder == expired.holder && known.at.steady() >= began;
             expired.times = known.times.saturating_add(u32::from(!is_same));
         }
-        cold.expired = Some(expired);
+        let at = expired.at;
+        if let Some(known) = cold.expired.replace(expired).filter(|known| known.at != at) {
+            cold.expired_before = Some(Box::new(known));
+        }
+    }
+
+    /// Withdraws an expiry that the release of the same hold explains: the reading that seemed to show the expiry arrived
+    /// before the message. A release after the beginning of another hold is that one's.
+    pub(super) fn withdraw_expiry(&mut self, released: Time) {
+        let is_held = self.is_held();
+        let Some(cold) = self.cold.as_mut().filter(|cold| !is_held && cold.taken.is_none()) else {
+            return;
+        };
+        let is_explained = |expired: &mut Expired| {
+            expired.certainty == Certainty::Suspected
+                && expired.source != Source::Keyspace
+                && released.since(expired.at) <= LATE
+        };
+        if cold.expired.take_if(is_explained).is_some() {
+            cold.expired = cold.expired_before.take().map(|before| *before);
+        }
     }
 
     /// Ends problems of an earlier run that were not found again in time.

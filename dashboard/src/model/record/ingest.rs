@@ -20,7 +20,7 @@ use crate::model::waiting::Waiting;
 /// The largest uncertainty at which a hold's beginning counts as exact.
 pub(super) const EXACT: Duration = Duration::from_secs(1);
 /// The most time left at the last reading for a lease to count as expired rather than released.
-pub(super) const NEAR_END: Duration = Duration::from_secs(1);
+const NEAR_END: Duration = Duration::from_secs(1);
 /// The most time left at a reading that finds the lock gone, for its lease to count as expired.
 const RUN_OUT: Duration = Duration::from_millis(200);
 /// The most readers whose markers are read after the lock has vanished.

@@ -118,6 +118,8 @@ struct ColdState {
     /// A holder that MONITOR has seen acquire the lock, until a reading shows it too.
     taken: Option<(HolderId, Time)>,
     expired: Option<Expired>,
+    /// The expiry before that one. Boxed, since few locks have one.
+    expired_before: Option<Box<Expired>>,
     gone: Option<Gone>,
     overdue: Option<Overdue>,
     /// The problems of an earlier run, until they are found again or have been absent for some time.

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use super::doubt::Doubtful;
 use super::early_reading::EarlyReading;
-use super::ingest::{EXACT, NEAR_END};
+use super::ingest::EXACT;
 use super::{Effect, Hold, Record};
 use crate::clock::{SteadyMillis, Time};
 use crate::model::contention::Count;
 use crate::model::types::{
-    ArchiveEntry, Certainty, EndCause, Ending, HolderField, LockEvent, Marker, PastHold, Since,
-    Source, Stamp,
+    ArchiveEntry, EndCause, Ending, HolderField, LockEvent, Marker, PastHold, Since, Source, Stamp,
 };
 
 /// The time within which two sources report the same release.
@@ -64,13 +63,7 @@ impl Record {
             }
             return;
         }
-        if let Some(cold) = &mut self.cold {
-            // The hold that seemed to have expired was released at that moment, but the reading arrived before the
-            // message.
-            cold.expired.take_if(|expired| {
-                expired.certainty == Certainty::Suspected && at.since(expired.at) <= NEAR_END
-            });
-        }
+        self.withdraw_expiry(at);
         if let Some(stamp) = self.reading_since(at) {
             return self.released_before(stamp, at, source, effects);
         }

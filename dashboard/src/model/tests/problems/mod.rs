@@ -147,6 +147,18 @@ fn each_problem_is_found_and_cleared_in_time() {
             vec![(Expired, SUSPECTED)],
         ),
         (
+            "expired and acquired at once by another, who soon releases it",
+            gone_after(
+                running_out(),
+                [
+                    (50_020, Step::Held(2, Some(29_990))),
+                    (50_200, Step::Released),
+                    (50_500, Step::Free),
+                ],
+            ),
+            vec![(Expired, SUSPECTED)],
+        ),
+        (
             "reported for an hour",
             gone_after(running_out(), [(50_020, Step::Free), (3_640_000, Step::Free)]),
             vec![(Expired, SUSPECTED)],

@@ -524,3 +524,41 @@ fn a_deadlock_lasts_while_monitor_pauses_until_a_hold_or_the_listening_ends() {
     send(&mut model, 13_000, "a", 2, LeftQueue);
     assert_eq!(goes_on(&mut model, 13_500, 2, [1, 1]), [], "its waiter has stopped");
 }
+
+#[test]
+fn the_release_of_the_next_hold_does_not_withdraw_an_expiry() {
+    let expired = Observation::KeyChanged { name: name("a"), expired: true, at: time(50_005) };
+    let acquired = |model: &mut Model| {
+        read(model, "a", 50_020, absent());
+        let mut acquired = event("a", 52, monitor::Action::Acquired { lease: None });
+        acquired.holder = Some(holder(2));
+        traffic(model, 50_050, vec![acquired]);
+    };
+    let sources: [&dyn Fn(&mut Model); 2] =
+        [&|model| model.observe(MAIN, expired.clone()), &acquired];
+    for shows in sources {
+        let mut model = model();
+        running_out().iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
+        shows(&mut model);
+        // No reading has shown it.
+        release(&mut model, "a", 50_150);
+        read(&mut model, "a", 50_160, absent());
+        assert_eq!(problems(&shown(&mut model, "a").unwrap()), [(ProblemKind::Expired, SUSPECTED)]);
+    }
+}
+
+#[test]
+fn a_withdrawn_expiry_leaves_an_earlier_one() {
+    let mut model = model();
+    running_out().iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
+    read(&mut model, "a", 50_020, absent());
+    traffic(&mut model, 55_000, vec![event("a", 52, monitor::Action::ReleaseFoundNothing)]);
+    for (ms, step) in running_out() {
+        apply(&mut model, 100_000 + ms, &step);
+    }
+    // This hold was released at its very end.
+    read(&mut model, "a", 149_980, absent());
+    release(&mut model, "a", 149_985);
+    read(&mut model, "a", 150_500, absent());
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), [(ProblemKind::Expired, CERTAIN)]);
+}
