@@ -30,8 +30,10 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         let early = self.releases.as_mut().and_then(|releases| releases.early.take());
-        // Once the message has arrived, the newer of the two readings is enough.
-        if let Some(early) = early.filter(|_| !self.has_reported_release()) {
+        // Once the message has arrived, or an event has shown the change, the newer of the two readings is enough.
+        let waits =
+            |early: &EarlyReading| self.is_newer(early.stamp) && !self.has_reported_release();
+        if let Some(early) = early.filter(waits) {
             if stamp.received.since(early.stamp.received) < LATE {
                 return self.keep_early(early);
             }

@@ -413,6 +413,7 @@ impl Record {
                 self.suspect_expiry(hold, lease, at, Source::Keyspace, seen);
             }
         }
+        self.changed_by_event(at);
         self.free_since = at.moment();
         self.ttl = None;
         self.no_ttl_since = None;

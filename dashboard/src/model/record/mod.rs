@@ -606,8 +606,17 @@ impl Record {
         self.stamp.filter(|stamp| stamp.sent >= at.moment())
     }
 
+    /// Returns whether a reading may apply: it is newer than all others, and than the changes that events have shown.
     fn is_newer(&self, stamp: Stamp) -> bool {
+        let changed = self.releases.as_ref().and_then(|releases| releases.changed);
         self.stamp.is_none_or(|last| last.rank() < stamp.rank())
+            && changed.is_none_or(|changed| changed <= stamp.sent)
+    }
+
+    /// Records that an event at that instant, not a reading, has shown the present holds.
+    fn changed_by_event(&mut self, at: Time) {
+        self.unchanged_since = at;
+        self.releases.get_or_insert_default().changed = Some(at.moment());
     }
 
     fn add_source(&mut self, source: Source) {

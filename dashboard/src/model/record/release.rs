@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redisson::Moment;
+
 use super::doubt::Doubtful;
 use super::early_reading::EarlyReading;
 use super::ingest::EXACT;
@@ -27,6 +29,8 @@ pub(super) struct Releases {
     pub(super) unread: Option<Time>,
     /// The releases that may be about a lock of the same name in another database.
     pub(super) doubtful: Option<Doubtful>,
+    /// The latest change of holders that an event has shown.
+    pub(super) changed: Option<Moment>,
     /// A reading that shows the end of the hold before a release message.
     pub(super) early: Option<EarlyReading>,
 }

@@ -135,7 +135,7 @@ impl Record {
             marker: None,
             archived: true,
         };
-        self.unchanged_since = at;
+        self.changed_by_event(at);
         self.renewals = None;
         self.lease.restart(began, Duration::ZERO, lease.or(self.ttl), Some(Duration::ZERO));
     }
@@ -167,7 +167,7 @@ impl Record {
         let hold = self.holds.remove(i);
         let what = LockEvent::Released(Some(writer.into()));
         self.end_with(hold, at, Source::Monitor, what, effects);
-        self.unchanged_since = at;
+        self.changed_by_event(at);
     }
 
     fn is_shared(&self) -> bool {

@@ -96,3 +96,66 @@ fn a_release_of_an_acquisition_that_only_monitor_shows_ends_that_hold() {
     traffic(&mut model, 2_500, vec![event("a", 52, Action::Released)]);
     assert_eq!(endings(&shown(&mut model, "a").unwrap()).len(), 1);
 }
+
+#[test]
+fn a_reading_that_is_older_than_a_hand_over_does_not_undo_it() {
+    let thread = |n| HolderId::new(ClientId::from_random([1; 16]), n);
+    let by = |n| {
+        let holders = vec![Holder { id: thread(n), count: 1 }];
+        let hash = LockHash { holders, ..LockHash::default() };
+        let ttl = Some(Duration::from_secs(30));
+        Reading::Lock { hash, ttl, companions: Companions::default() }
+    };
+    let hand_over = |model: &mut Model, ms, from, to| {
+        let what = Action::HandedOver { to: thread(to), lease: None };
+        traffic(model, ms, vec![event("a", from, what)]);
+    };
+    let mut model = model();
+    read(&mut model, "a", 0, by(1));
+    // This reading waits for a message, and MONITOR shows the hand-overs.
+    read(&mut model, "a", 1_000, by(2));
+    hand_over(&mut model, 1_005, 1, 2);
+    hand_over(&mut model, 1_100, 2, 3);
+    // This reading was answered before the hand-over.
+    read(&mut model, "a", 1_099, by(2));
+    read(&mut model, "a", 1_300, by(3));
+    let view = shown(&mut model, "a").unwrap();
+    let ends = [1_100, 1_005].map(|ms| (SteadyMillis(ms), "handed_over"));
+    assert_eq!(endings(&view), ends);
+    assert_eq!(view.holders.len(), 1);
+    assert_eq!(
+        (&*view.holders[0].id, view.holders[0].since.at),
+        (&*thread(3).to_string(), SteadyMillis(1_100))
+    );
+}
+
+#[test]
+fn a_reading_that_is_older_than_an_expiry_begins_no_hold() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(1_000)));
+    let expired = Observation::KeyChanged { name: name("a"), expired: true, at: time(1_010) };
+    model.observe(MAIN, expired);
+    read(&mut model, "a", 990, held(1, 1, Some(10)));
+    assert_eq!(shown(&mut model, "a").unwrap().state, State::Free);
+    read(&mut model, "a", 1_020, absent());
+    assert_eq!(endings(&shown(&mut model, "a").unwrap()), [(SteadyMillis(1_010), "ran_out")]);
+}
+
+#[test]
+fn a_reading_that_is_older_than_the_end_of_writing_does_not_undo_it() {
+    let side = |write| HolderId { write, ..holder(1) };
+    let both = |sides: &[bool], mode: &str| {
+        let holders = sides.iter().map(|write| Holder { id: side(*write), count: 1 }).collect();
+        let hash = LockHash { holders, mode: Some(mode.into()), ..LockHash::default() };
+        let ttl = Some(Duration::from_secs(30));
+        Reading::Lock { hash, ttl, companions: Companions::default() }
+    };
+    let mut model = model();
+    read(&mut model, "a", 0, both(&[true, false], "write"));
+    let mut released = event("a", 52, Action::Released);
+    (released.holder, released.kind) = (Some(side(true)), Some(redisson::Kind::Write));
+    traffic(&mut model, 1_005, vec![released]);
+    read(&mut model, "a", 1_000, both(&[true, false], "write"));
+    read(&mut model, "a", 1_300, both(&[false], "read"));
+    assert_eq!(endings(&shown(&mut model, "a").unwrap()), [(SteadyMillis(1_005), "released")]);
+}
