@@ -575,7 +575,7 @@ impl Record {
         let ran_out = !self.lease.rose() && self.has_expired(last, stamp);
         context.has_restarted_since(last)
             && !ran_out
-            && !self.is_forced(&hold.id, stamp.received.moment())
+            && !self.is_forced(hold, stamp.received.moment())
     }
 }
 

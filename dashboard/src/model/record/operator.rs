@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redisson::{HolderId, Moment};
 
-use super::{Effect, Record};
+use super::{Effect, Hold, Record};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
     Acknowledgement, ArchiveEntry, Certainty, LockEvent, OperatorAction, ProblemKind, Source,
@@ -38,10 +38,13 @@ impl Record {
         self.drop_empty_cold_state();
     }
 
-    /// Returns whether the end of that hold is due to a forced release.
-    pub(super) fn is_forced(&self, id: &HolderId, at: Moment) -> bool {
+    /// Returns whether the end of that hold is due to a forced release. The same holder may have acquired the lock again
+    /// since.
+    pub(super) fn is_forced(&self, hold: &Hold, at: Moment) -> bool {
         let mut forcing = self.cold.iter().flat_map(|cold| &cold.forcing);
-        forcing.any(|(holders, begun)| holders.contains(id) && at.since(*begun) <= FORCE_WINDOW)
+        forcing.any(|(holders, begun)| {
+            holders.contains(&hold.id) && hold.first <= *begun && at.since(*begun) <= FORCE_WINDOW
+        })
     }
 
     /// Records an operator's action.

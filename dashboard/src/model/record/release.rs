@@ -175,7 +175,7 @@ impl Record {
         what: LockEvent,
         effects: &mut Vec<Effect>,
     ) {
-        let forced = self.is_forced(&hold.id, at.moment());
+        let forced = self.is_forced(&hold, at.moment());
         let what = if forced { LockEvent::Forced(self.field_of(hold.id)) } else { what };
         let lost = matches!(what, LockEvent::Vanished(_, EndCause::ServerRestarted));
         // A lock counts once, however many readers it had.
@@ -190,7 +190,7 @@ impl Record {
 
     /// Records the end of a hold.
     pub(super) fn end(&mut self, hold: Hold, at: Time, ended: Ending, effects: &mut Vec<Effect>) {
-        let ended = if self.is_forced(&hold.id, at.moment()) { Ending::Forced } else { ended };
+        let ended = if self.is_forced(&hold, at.moment()) { Ending::Forced } else { ended };
         let id = self.field_of(hold.id);
         let past = PastHold { id, since: hold.since, to: at.steady(), ended };
         self.hold_history().push(past.clone());

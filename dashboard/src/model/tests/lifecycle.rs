@@ -372,6 +372,33 @@ fn no_event_says_that_a_holder_released_what_an_operator_released_by_force() {
 }
 
 #[test]
+fn the_hold_after_a_forced_release_is_not_forced_although_its_holder_is_the_same() {
+    let ends: [fn(&mut Model); 2] = [
+        |model| {
+            let (name, holders) = (name("a"), vec![holder(1)]);
+            model.observe(MAIN, Observation::ForceRelease { name, holders, at: at(4_900) });
+            release(model, "a", 5_000);
+        },
+        |model| {
+            deleted(model, 5_000);
+            read_twice(model, "a", 5_010, held(2, 1, Some(30_000)));
+            release(model, "a", 5_400);
+        },
+    ];
+    for (i, end) in ends.iter().enumerate() {
+        let mut model = model();
+        read(&mut model, "a", 1, held(1, 1, Some(30_000)));
+        end(&mut model);
+        read(&mut model, "a", 5_410, held(1, 1, Some(30_000)));
+        release(&mut model, "a", 7_000);
+        let view = shown(&mut model, "a").unwrap();
+        let of_holder = view.history.past.iter().filter(|past| *past.id == holder(1).to_string());
+        let ended: Vec<_> = of_holder.map(|past| past.ended.map(PastEnding::as_str)).collect();
+        assert_eq!(ended, [Some("released"), Some("forced")], "{i}");
+    }
+}
+
+#[test]
 fn locks_beyond_the_limit_are_counted() {
     let mut model = model_with(Settings { max_locks: 10, ..settings() });
     let mut scan = || {
