@@ -564,7 +564,7 @@ impl Record {
     }
 
     /// Returns whether a restart of the server ended a hold that no reading has shown since, and neither an operator nor the
-    /// end of a lease that has never been renewed.
+    /// end of a lease that has never been renewed. A reading that was sent before the restart shows an earlier end.
     fn is_lost(
         &self,
         hold: &Hold,
@@ -574,6 +574,7 @@ impl Record {
     ) -> bool {
         let ran_out = !self.lease.rose() && self.has_expired(last, stamp);
         context.has_restarted_since(last)
+            && !context.has_restarted_since(Some(stamp))
             && !ran_out
             && !self.is_forced(hold, stamp.received.moment())
     }

@@ -348,3 +348,20 @@ fn a_failover_has_lost_no_hold_that_was_seen_after_it_and_no_reader_that_left_ot
         assert_eq!(past, ended, "{lock}");
     }
 }
+
+#[test]
+fn an_end_that_a_reading_showed_before_a_failover_is_no_loss() {
+    let mut model = model();
+    up(&mut model, 0, "h:1", false);
+    read(&mut model, "a", 1, held(1, 1, Some(30_000)));
+    // This reading waits for a message that does not come.
+    read(&mut model, "a", 4_900, absent());
+    up(&mut model, 5_000, "h:2", false);
+    read(&mut model, "a", 5_200, absent());
+    model.tick(at(5_500));
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["h:2 is the master now; no held lock of database 0 was gone"]);
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(view.history.past[0].ended.map(PastEnding::as_str), Some("vanished"));
+    assert_eq!(view.history.past[0].to, Some(SteadyMillis(4_901)));
+}
