@@ -92,7 +92,7 @@ impl Model {
     ) {
         let known = self.scopes[scope_id.0].locks.contains(name);
         if !known && !self.admit_read(scope_id, name, stamp, source, reading) {
-            if matches!(reading, Reading::Absent { .. }) {
+            if !matches!(reading, Reading::Lock { .. }) {
                 self.end_absent(scope_id, name, stamp.steady());
             }
             return;
@@ -107,8 +107,8 @@ impl Model {
         });
     }
 
-    /// Creates the record of a lock that this reading is the first to show. Returns false if the reading shows no lock,
-    /// or there is no room for one.
+    /// Creates the record of a lock that this reading is the first to show, or of one with a problem of an earlier run.
+    /// Returns false if there is neither, or no room.
     fn admit_read(
         &mut self,
         scope_id: ScopeId,
@@ -117,18 +117,17 @@ impl Model {
         source: Source,
         reading: &Reading,
     ) -> bool {
+        let id = self.scopes[scope_id.0].id(name);
+        let known = self.restored.get(&id);
         let shows_lock = match reading {
             Reading::Lock { hash, .. } => {
-                let id = self.scopes[scope_id.0].id(name);
-                let known = || self.restored.get(&id).is_some_and(|lock| !lock.holds.is_empty());
-                hash.is_possible_lock() && (hash.unexpected.is_empty() || known())
+                let is_held = || known.is_some_and(|lock| !lock.holds.is_empty());
+                hash.is_possible_lock() && (hash.unexpected.is_empty() || is_held())
             }
+            _ if known.is_some_and(RestoredLock::is_reported_when_free) => true,
             // `a` and `{a}` have the same companions: a queue does not prove a second lock.
             Reading::Absent { companions } => {
-                let id = self.scopes[scope_id.0].id(name);
-                let known = self.restored.get(&id);
-                known.is_some_and(RestoredLock::is_reported_when_free)
-                    || (companions.queue.is_some() && !self.has_twin(scope_id, name))
+                companions.queue.is_some() && !self.has_twin(scope_id, name)
             }
             Reading::Other(_) => false,
         };

@@ -73,7 +73,8 @@ impl Model {
         }
     }
 
-    /// Ends the holds and problems of a lock that an earlier run knew, since a reading shows that it does not exist.
+    /// Ends the holds and problems of a lock that an earlier run knew, since a reading shows that it does not exist, or that its
+    /// key is something else.
     pub(super) fn end_absent(&mut self, scope_id: ScopeId, name: &LockName, at: SteadyMillis) {
         if self.restored.is_empty() {
             return;

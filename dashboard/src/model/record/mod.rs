@@ -465,7 +465,8 @@ impl Record {
             self.settle_doubt(stamp, reading, effects);
         }
         let (Reading::Lock { companions, .. } | Reading::Absent { companions }) = reading else {
-            return self.read_absent(stamp, source, reading, context, effects);
+            self.read_absent(stamp, source, reading, context, effects);
+            return self.end_unseen(stamp, effects);
         };
         if companions.queue.is_some() {
             self.confirm();
@@ -500,14 +501,18 @@ impl Record {
             }
             _ => self.read_absent(stamp, source, reading, context, effects),
         }
+        self.end_unseen(stamp, effects);
+        self.drop_untracked();
+    }
+
+    /// Ends the holds of an earlier run that a reading does not show.
+    fn end_unseen(&mut self, stamp: Stamp, effects: &mut Vec<Effect>) {
         let history = self.hold_history.as_mut();
         let restored = history.map(|history| std::mem::take(&mut history.restored));
         for (id, _) in restored.into_iter().flatten() {
-            // The client held the lock when an earlier run ended, and no longer does.
             let over = ArchiveEntry::Unseen(self.id.clone(), id, stamp.steady());
             effects.push(Effect::Archive(Box::new(over)));
         }
-        self.drop_untracked();
     }
 
     /// Applies a count of the connections that listen for the lock's release.

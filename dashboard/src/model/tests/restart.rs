@@ -508,3 +508,32 @@ fn a_leak_after_a_release_is_not_the_acknowledged_one_of_an_earlier_run() {
     assert_eq!(problems(&view), [ProblemKind::Leaked]);
     assert!(view.problems[0].acknowledged.is_none(), "{view:?}");
 }
+
+#[test]
+fn a_hold_of_an_earlier_run_ends_although_its_key_is_something_else() {
+    let other = || Reading::Other("a string".to_owned());
+    let unseen = ArchiveEntry::Unseen(id("a"), holder(1).into(), SteadyMillis(9_001));
+    let mut model = with("a");
+    read(&mut model, "a", 9_000, other());
+    let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(9_001));
+    assert_eq!(ends(&mut model), [unseen.clone(), cleared]);
+    assert!(model.restored.is_empty() && shown(&mut model, "a").is_none());
+    // A message is about the lock that was there before.
+    let mut model = with("a");
+    release(&mut model, "a", 8_000);
+    read(&mut model, "a", 9_000, other());
+    assert!(ends(&mut model).contains(&unseen));
+    // An expiry is reported for an hour.
+    let mut model = model_with(settings());
+    let lock = RestoredLock {
+        holds: vec![(holder(1).into(), Since { at: SteadyMillis(8_000), exact: true })],
+        ..expired(false)
+    };
+    model.restore([(id("a"), lock)].into(), SteadyMillis(8_500));
+    read(&mut model, "a", 9_000, other());
+    assert_eq!(ends(&mut model), [unseen]);
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), [ProblemKind::Expired]);
+    read(&mut model, "a", 3_700_000, other());
+    let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Expired, SteadyMillis(3_700_001));
+    assert_eq!(ends(&mut model), [cleared]);
+}
