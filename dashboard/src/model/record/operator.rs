@@ -118,16 +118,21 @@ impl Record {
         self.drop_acknowledgements(|known| over.contains(&known.problem), at, effects);
     }
 
-    /// Ends the acknowledgements of suspected problems that have become certain.
+    /// Ends the acknowledgements of suspected problems that new evidence has made certain. A stuck lock and a starving waiter
+    /// become certain without any, when a source is on for long enough.
     pub(super) fn end_outdated_acknowledgements(
         &mut self,
         at: SteadyMillis,
         effects: &mut Vec<Effect>,
     ) {
+        use ProblemKind::{Deadlock, Expired, Leaked};
         let certain = self.problems.iter().filter(|view| view.certainty == Certainty::Certain);
         let certain: Vec<ProblemKind> = certain.map(|view| view.problem).collect();
-        let is_outdated =
-            |known: &Acknowledged| known.suspected && certain.contains(&known.problem);
+        let is_outdated = |known: &Acknowledged| {
+            known.suspected
+                && matches!(known.problem, Deadlock | Expired | Leaked)
+                && certain.contains(&known.problem)
+        };
         self.drop_acknowledgements(is_outdated, at, effects);
     }
 

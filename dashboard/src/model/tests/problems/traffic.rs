@@ -159,38 +159,41 @@ fn each_hold_that_expires_within_an_hour_counts_once() {
     }
 }
 
+fn acknowledge(model: &mut Model, problem: ProblemKind, ms: u64) {
+    let word = Acknowledgement {
+        by: "anna".into(),
+        reason: "known".into(),
+        at: SteadyMillis(ms),
+        until: SteadyMillis(100_000_000),
+    };
+    let action = OperatorAction {
+        at: SteadyMillis(ms),
+        who: "anna".into(),
+        from: [127, 0, 0, 1].into(),
+        what: "acknowledged",
+        subject: problem.as_str().into(),
+        reason: "known".into(),
+        was: "open".into(),
+        outcome: "acknowledged".into(),
+    };
+    let (acknowledgement, action) = (Some(word.into()), Box::new(action));
+    let name = name("a");
+    model.observe(MAIN, Observation::Acknowledged { name, problem, acknowledgement, action });
+}
+
+/// Returns the certainty of the only problem of `a`, and whether it is acknowledged.
+fn found(model: &mut Model) -> (Certainty, bool) {
+    let view = shown(model, "a").unwrap();
+    let [problem] = &*view.problems else { panic!("{:?}", view.problems) };
+    (problem.certainty, problem.acknowledged.is_some())
+}
+
 #[test]
 fn an_acknowledgement_of_a_suspected_problem_ends_when_it_becomes_certain() {
     let mut model = model();
     running_out().iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
     read(&mut model, "a", 50_020, absent());
-    let acknowledge = |model: &mut Model, ms| {
-        let (name, problem) = (name("a"), ProblemKind::Expired);
-        let word = Acknowledgement {
-            by: "anna".into(),
-            reason: "known".into(),
-            at: SteadyMillis(ms),
-            until: SteadyMillis(100_000_000),
-        };
-        let action = OperatorAction {
-            at: SteadyMillis(ms),
-            who: "anna".into(),
-            from: [127, 0, 0, 1].into(),
-            what: "acknowledged",
-            subject: "expired".into(),
-            reason: "known".into(),
-            was: "open".into(),
-            outcome: "acknowledged".into(),
-        };
-        let (acknowledgement, action) = (Some(word.into()), Box::new(action));
-        let observation = Observation::Acknowledged { name, problem, acknowledgement, action };
-        model.observe(MAIN, observation);
-    };
-    let found = |model: &mut Model| {
-        let view = shown(model, "a").unwrap();
-        (view.problems[0].certainty, view.problems[0].acknowledged.is_some())
-    };
-    acknowledge(&mut model, 51_000);
+    acknowledge(&mut model, ProblemKind::Expired, 51_000);
     assert_eq!(found(&mut model), (SUSPECTED, true));
     let late = || vec![event("a", 52, monitor::Action::ReleaseFoundNothing)];
     traffic(&mut model, 55_000, late());
@@ -199,9 +202,29 @@ fn an_acknowledgement_of_a_suspected_problem_ends_when_it_becomes_certain() {
         matches!(entry, ArchiveEntry::Unacknowledged(_, ProblemKind::Expired, _))
     };
     assert_eq!(archived(&mut model).iter().filter(|entry| ended(entry)).count(), 1);
-    acknowledge(&mut model, 56_000);
+    acknowledge(&mut model, ProblemKind::Expired, 56_000);
     traffic(&mut model, 57_000, late());
     assert_eq!(found(&mut model), (CERTAIN, true));
+}
+
+#[test]
+fn an_acknowledgement_of_starving_goes_on_when_monitor_shows_the_waiter() {
+    let mut model = model();
+    let step = |model: &mut Model, ms: u64| {
+        apply(model, ms, &Step::Held(1, renewed_ttl(ms)));
+        apply(model, ms + 1, &Step::Listening(1));
+    };
+    (0..=72_000).step_by(2_000).for_each(|ms| step(&mut model, ms));
+    acknowledge(&mut model, ProblemKind::Starving, 72_500);
+    assert_eq!(found(&mut model), (SUSPECTED, true));
+    for ms in (74_000..=140_000).step_by(2_000) {
+        traffic(&mut model, ms - 1, vec![event("a", 7, monitor::Action::Refused)]);
+        step(&mut model, ms);
+    }
+    assert_eq!(found(&mut model), (CERTAIN, true));
+    model.observe(MAIN, Observation::MonitorActive { on: false });
+    step(&mut model, 142_000);
+    assert_eq!(found(&mut model), (SUSPECTED, true));
 }
 
 #[test]
