@@ -83,7 +83,7 @@ struct Table {
     limit: u64,
     /// True if the last write failed.
     has_failed: bool,
-    /// True if entries were lost since rows were last removed.
+    /// True if rows may lack an end that `unsure` does not know of.
     has_lost: bool,
     /// The rows that may lack an end, since entries were lost before that.
     unsure: Option<Unsure>,
@@ -313,15 +313,13 @@ impl Table {
     /// Ends the holds and problems whose end was lost before the previous call. Every entry about the snapshot must have been
     /// written, or lost.
     fn end_missed(&mut self, snapshot: &Snapshot, now: SteadyMillis) -> rusqlite::Result<()> {
-        // Until then it lacks locks that an earlier run knew.
-        if !snapshot.complete {
-            return Ok(());
-        }
         if let Some(unsure) = self.unsure.take() {
+            // The rows of other databases are left.
+            self.has_lost |= !unsure.complete;
             unsure.end(&mut self.connection, snapshot)?;
         }
         if self.has_lost {
-            self.unsure = Some(Unsure::new(&self.connection, now)?);
+            self.unsure = Some(Unsure::new(&self.connection, snapshot, now)?);
             self.has_lost = false;
         }
         Ok(())
@@ -648,11 +646,16 @@ mod tests {
             table.end_missed(&snapshot, now).unwrap();
         }
         assert!(is_open(&table), "the first scan is not over");
-        snapshot.complete = true;
+        // Another server is never reached.
+        snapshot.scanned = vec![("main".into(), 0)];
         table.end_missed(&snapshot, now).unwrap();
         assert!(is_open(&table), "its beginning may be unpublished");
         table.end_missed(&snapshot, now).unwrap();
         assert!(!is_open(&table));
+        snapshot.complete = true;
+        for _ in 0..2 {
+            table.end_missed(&snapshot, now).unwrap();
+        }
         assert!(table.unsure.is_none() && !table.has_lost);
     }
 

@@ -69,8 +69,11 @@ impl Model {
         self.snapshot.seq += 1;
         self.snapshot.at = steady;
         // A cluster's front represents all its nodes.
-        let mut whole = self.scopes.iter().filter(|scope| scope.front.is_none());
-        self.snapshot.complete = whole.all(|scope| scope.pass_began().is_some());
+        let whole = self.scopes.iter().filter(|scope| scope.front.is_none());
+        let scanned = whole.clone().filter(|scope| scope.pass_began().is_some());
+        self.snapshot.complete = whole.count() == scanned.clone().count();
+        self.snapshot.scanned =
+            scanned.map(|scope| (Arc::clone(&scope.deployment), scope.db)).collect();
         let refused = self.scopes.iter().map(Scope::refused);
         self.snapshot.not_kept = refused.clone().map(|refused| refused.locks).sum();
         self.snapshot.possible_not_kept = refused.map(|refused| refused.possible).sum();

@@ -29,6 +29,8 @@ pub struct Snapshot {
     pub at: SteadyMillis,
     /// True if every database has been scanned once.
     pub complete: bool,
+    /// The databases that have been scanned once, each with its deployment.
+    pub scanned: Vec<(Arc<str>, u32)>,
     /// Locks beyond the limit, counted by the latest scan but not retained.
     pub not_kept: u64,
     /// Possible locks beyond their limit, counted by the latest scan but not retained.
@@ -182,6 +184,7 @@ impl Snapshot {
             seq: 0,
             at: SteadyMillis(0),
             complete: false,
+            scanned: Vec::new(),
             not_kept: 0,
             possible_not_kept: 0,
             notices: Arc::from([]),
