@@ -168,6 +168,11 @@ class Session:
                     raise Unavailable(CLOSED)
                 if rows is None:
                     raise LockTimeout(f"could not acquire {described} within {wait:g} s")
+                if self._connection is not connection:
+                    # It ended together with this reply, as before uvloop 0.23: resuming the session settles the grants.
+                    self._doubt(connection)
+                    unanswered = True
+                    continue
                 granted = self._granted_all(rows, kind, lease, sent)
                 if all([grant.held for grant in granted]):
                     break
@@ -252,6 +257,8 @@ class Session:
                     raise LockLost(grant.name, grant.reason or "")
                 grant.renewed = not lease
                 grant.deadline = sent + valid / 1000
+                if self._connection is None:  # It ended together with this reply.
+                    self._limit(grant)
             finally:
                 grant.latest, grant.dated = math.inf, boot()
                 self._arm()
@@ -522,11 +529,15 @@ class Session:
             return
         self._connection = None
         for grant in self.grants.values():
-            grant.deadline = min(grant.deadline, self._proven + self._given)
+            self._limit(grant)
         self._warn(True)
         if not self._holds and not self._users:
             self._id = None
         self._recover()
+
+    def _limit(self, grant: Grant) -> None:
+        """Limit a hold to the time for which the session certainly outlives its connection."""
+        grant.deadline = min(grant.deadline, self._proven + self._given)
 
     def _doubt(self, connection: Connection) -> None:
         """Note that a command went unanswered, and close its connection."""
