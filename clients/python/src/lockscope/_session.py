@@ -7,7 +7,7 @@ shared connection would report one owner's grant only after another owner's wait
 import asyncio
 import contextlib
 import math
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Coroutine, Dict, Iterator, List, Optional, Tuple
 
 from ._clock import boot
 from ._connection import REPLY_LIMIT, Connection, ErrorReply, Push, Word
@@ -219,23 +219,32 @@ class Session:
     async def unlock(self, grant: Grant) -> None:
         """Close a handle and release its hold, even when cancelled."""
         grant.handles -= 1
+        await self._finish(self._release(grant))
+
+    async def _release(self, grant: Grant) -> None:
         with self._used():
-            try:
-                await self._mutex.acquire()
-            except asyncio.CancelledError:
-                self._spawn(self._settle_later(grant))
-                raise
-            try:
+            async with self._mutex:
                 await self._settle(grant)
-            finally:
-                self._mutex.release()
+
+    async def _finish(self, work: "Coroutine[Any, Any, None]") -> None:
+        """Run work that continues if its caller is cancelled, which would leave a command without a reply."""
+        task = self._spawn(work)
+        # This keeps asyncio from reporting an error that a cancelled caller does not see.
+        task.add_done_callback(lambda _: task.cancelled() or task.exception())
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise Unavailable(CLOSED)
+        task.result()
 
     async def extend(self, grant: Grant, lease: Optional[float]) -> None:
-        """Set a fixed lease from now, or return the hold to the watchdog."""
+        """Set a fixed lease from now, or return the hold to the watchdog, even when cancelled."""
         if lease is not None and _ms(lease) == 0:  # The agent would understand it as a return to renewal.
             raise from_reply("LIMIT a lease must be at least 0.1 s")
         if not self.usable():
             raise LockLost(grant.name, grant.reason or "")
+        await self._finish(self._extend(grant, lease))
+
+    async def _extend(self, grant: Grant, lease: Optional[float]) -> None:
         async with self._mutex:
             await self._connect(boot() + REPLY_LIMIT)
             sent, before = boot(), grant.deadline
