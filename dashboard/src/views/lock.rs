@@ -5,7 +5,7 @@ use askama::filters::HtmlSafe;
 use redisson::Kind;
 
 use super::format::{self, AGELESS, Ago, Clock};
-use super::lock_parts::{Head, PastHolds, is_releasable, known, meaning, timeline, title};
+use super::lock_parts::{ByHand, Head, PastHolds, is_releasable, known, meaning, timeline, title};
 use super::overview::services;
 use super::owner_name::OwnerName;
 use super::page::{Frame, MonitorHint, STALE_MS};
@@ -481,6 +481,7 @@ pub(super) fn regions(
 ) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
         ("lock-state", Verdict::new(page, now).render()?),
+        ("lock-by-hand", ByHand::new(page).render()?),
         ("lock-problems", Problems::new(page).render()?),
         ("open-problems", OpenProblems { problems: problems_of(page, false) }.render()?),
         (

@@ -57,7 +57,7 @@ pub(super) struct Head<'a> {
     /// The reason why the lock cannot be released here, which is shown while it has a problem.
     why_not: Option<Prose<'static>>,
     /// The command that releases it on the host of an agent.
-    by_hand: String,
+    by_hand: ByHand,
 }
 
 impl HtmlSafe for Head<'_> {}
@@ -77,26 +77,39 @@ impl<'a> Head<'a> {
                 ReleaseAccess::Off => Some("this dashboard runs without `--allow-release`".into()),
                 ReleaseAccess::Forbidden => Some("you do not have the right `release`".into()),
             },
-            by_hand: by_hand(page),
+            by_hand: ByHand::new(page),
         }
     }
 }
 
-/// Returns the command that releases what the page shows on the host of an agent. It names a holder, so that others, and one
-/// that acquires the lock meanwhile, keep it: the only one, or a reader that is gone. Among several living ones the operator
-/// chooses.
-fn by_hand(page: &LockPage) -> String {
-    let named = |holder: &HolderView| format!("--holder {} ", text::quoted(holder.id.as_bytes()));
-    let holder = match known(page).map(|lock| lock.holders.as_slice()) {
-        None => String::new(),
-        Some([]) => "--holder none ".to_owned(),
-        Some([holder]) => named(holder),
-        Some(holders) => {
-            let gone = holders.iter().find(|holder| holder.zombie && !holder.is_foreign());
-            gone.map_or_else(|| "--holder HOLDER ".to_owned(), named)
-        }
-    };
-    format!("lockctl unlock --force {holder}{}", text::quoted(page.id.name.as_bytes()))
+/// The command that releases what the page shows on the host of an agent. It names a holder, so that others, and one that
+/// acquires the lock meanwhile, keep it: the only one, or a reader that is gone. Among several living ones, and while none is
+/// known, the operator fills it in.
+#[derive(Template)]
+#[template(path = "parts/lock_by_hand.html")]
+pub(super) struct ByHand {
+    command: String,
+}
+
+impl HtmlSafe for ByHand {}
+
+impl ByHand {
+    pub(super) fn new(page: &LockPage) -> Self {
+        let named = |holder: &HolderView| text::quoted(holder.id.as_bytes());
+        let holder = match known(page).map(|lock| lock.holders.as_slice()) {
+            Some([]) => Some("none".to_owned()),
+            Some([holder]) => Some(named(holder)),
+            Some(holders) => {
+                let gone = holders.iter().find(|holder| holder.zombie && !holder.is_foreign());
+                gone.map(named)
+            }
+            None => None,
+        };
+        let (holder, name) = (holder.as_deref(), text::quoted(page.id.name.as_bytes()));
+        let command =
+            format!("lockctl unlock --force --holder {} {name}", holder.unwrap_or("HOLDER"));
+        Self { command }
+    }
 }
 
 /// The lock's earlier holders.

@@ -100,6 +100,20 @@ async fn every_page_updates_live() -> Result<()> {
     Ok(())
 }
 
+/// Otherwise the command that a page shows next to a new problem would release whoever holds the lock.
+#[tokio::test]
+async fn the_command_that_releases_by_hand_follows_the_holder() -> Result<()> {
+    let bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    browser.open(&bench.dashboard.url("/lock?name=later")).await?;
+    let command = "document.getElementById('lock-by-hand').textContent";
+    until(&browser, &format!("{command}.includes(' --holder HOLDER ')")).await;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    ensure!(java.lock("later").await?, "taken");
+    until(&browser, &format!("{command}.includes('{}')", java.holder)).await;
+    Ok(())
+}
+
 /// Browsers allow six connections to one host, but a seventh page must still load and be live.
 #[tokio::test]
 async fn seven_windows_of_different_pages_are_all_live() -> Result<()> {

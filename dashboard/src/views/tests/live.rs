@@ -246,9 +246,18 @@ fn the_page_of_one_lock_follows_it() {
     let changed = then(&page).unwrap();
     assert_eq!(
         keys(&changed["regions"]),
-        ["lock-holders", "lock-pictures", "lock-problems", "lock-state", "open-problems"]
+        [
+            "lock-by-hand",
+            "lock-holders",
+            "lock-pictures",
+            "lock-problems",
+            "lock-state",
+            "open-problems"
+        ]
     );
     assert_eq!(changed["regions"]["lock-holders"], "");
+    let by_hand = changed["regions"]["lock-by-hand"].as_str().unwrap();
+    assert!(by_hand.contains(" --holder none "), "{by_hand}");
     assert_eq!(changed["regions"]["open-problems"], "");
     assert!(changed["regions"]["lock-state"].as_str().unwrap().contains("verdict free\""));
     // The forms of an open page follow its problems, for any visitor.

@@ -18,8 +18,9 @@ use crate::sources::refusal::Refusal;
 use crate::sources::view::Progress;
 use crate::text;
 use crate::views::{
-    ErrorPage, EventRow, HistoryPage, OverviewPage, ReleasePage, ReleaseStep, error_page,
-    history_page, incident_page, list_page, lock_page, overview_page, owner_page, release_page,
+    ErrorPage, EventRow, HistoryPage, LockPage, OverviewPage, ReleasePage, ReleaseStep, Subject,
+    error_page, history_page, incident_page, list_page, lock_page, overview_page, owner_page,
+    release_page,
 };
 
 /// Returns the class of the row that has this text.
@@ -206,24 +207,31 @@ fn a_lease_that_ran_out_is_called_intended_unless_it_is_the_problem() {
 
 #[test]
 fn the_command_that_releases_a_lock_by_hand_names_a_holder() {
-    let command = |view: LockView| {
-        let page = lock_page(&lock(view)).unwrap().replace("&#39;", "'");
+    let command = |page: LockPage| {
+        let page = lock_page(&page).unwrap().replace("&#39;", "'");
         let (_, hint) = page.split_once("class=\"hint why-not\"").expect("a hint");
         let (command, _) = hint.split_once("</bdi></code>").expect("a command");
-        command.split_once("<code><bdi>").unwrap().1.to_owned()
+        command.split_once("<code id=\"lock-by-hand\"><bdi>").unwrap().1.to_owned()
     };
     let mut view = leaked();
     let id = view.holders[0].id.clone();
     let name = view.id.name.to_string();
-    assert_eq!(command(view.clone()), format!("lockctl unlock --force --holder '{id}' '{name}'"));
+    let of = |holder: &str| format!("lockctl unlock --force --holder '{holder}' '{name}'");
+    assert_eq!(command(lock(view.clone())), of(&id));
     view.holders.push(holder(2, 1, 9_000, true));
     let chosen = format!("lockctl unlock --force --holder HOLDER '{name}'");
-    assert_eq!(command(view.clone()), chosen);
+    assert_eq!(command(lock(view.clone())), chosen);
     view.holders[1].zombie = true;
     let gone = view.holders[1].id.clone();
-    assert_eq!(command(view.clone()), format!("lockctl unlock --force --holder '{gone}' '{name}'"));
+    assert_eq!(command(lock(view.clone())), of(&gone));
     view.holders.clear();
-    assert_eq!(command(view), format!("lockctl unlock --force --holder none '{name}'"));
+    assert_eq!(command(lock(view)), format!("lockctl unlock --force --holder none '{name}'"));
+    // The holder of a lock that is not known is filled in, since there may soon be another one.
+    let absent = Subject::Absent { read_at: ago(20) };
+    for subject in [absent, Subject::Unreadable("It cannot be read.".into())] {
+        let page = LockPage { subject, ..lock(leaked()) };
+        assert_eq!(command(page), chosen);
+    }
 }
 
 #[test]
