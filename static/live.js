@@ -12,7 +12,8 @@
 //   unread   the page's age in milliseconds, if the history that it shows cannot be read now
 // Nothing moves under the pointer: while the reader points at the rows or is among them with the keyboard, rows change in
 // place, but a new order, new rows and the removal of old ones wait until they are applied. Otherwise rows move at most once
-// in ten seconds, unless a problem begins; even then they change in place, because all have the same height.
+// in ten seconds, unless a problem begins; even then they change in place, because all have the same height. Regions marked
+// `data-calm`, which are lists of links or buttons, wait as a whole until the reader leaves them.
 "use strict";
 (() => {
   const { byId, setText } = Lockscope;
@@ -59,6 +60,8 @@
   let known = new Map();
   const dirty = new Set();
   const regions = new Map();
+  // What the regions show, as it arrived.
+  const applied = new Map();
   let order = null;
   let paused = false;
   // The ids of rows and regions that changed while paused.
@@ -99,7 +102,7 @@
     }
     for (const [id, html] of Object.entries(patch.regions ?? {})) {
       regions.set(id, html);
-      if (!patch.full && !URGENT.includes(id)) missed.add(id);
+      if (!URGENT.includes(id) && applied.get(id) !== html) missed.add(id);
     }
     if (patch.full && away) tellAway(before);
     apply(false);
@@ -122,11 +125,17 @@
     return row;
   }
 
-  function applyRegions(wanted) {
+  function applyRegions(wanted, forced) {
     for (const [id, html] of [...regions]) {
       if (!wanted(id)) continue;
-      regions.delete(id);
       const element = byId(id);
+      const isNew = applied.has(id) && applied.get(id) !== html;
+      const waits = isNew && !forced && element?.hasAttribute("data-calm")
+        && isTouched(element, element.matches(":has(:focus-visible)"));
+      element?.classList.toggle("waits", Boolean(waits));
+      if (waits) continue;
+      regions.delete(id);
+      applied.set(id, html);
       if (!element) continue;
       // What the reader has chosen stays, or nothing is chosen.
       const chosen = element.options?.length > 0 ? element.value : null;
@@ -185,11 +194,11 @@
       missed.clear();
       if (!rows) order = null;
       if (rows) applyRows();
-      touched = Boolean(order) && !forced && isTouched() && movesRows(order);
+      touched = Boolean(order) && !forced && isTouched(rows, rows.contains(document.activeElement)) && movesRows(order);
       const held = touched || (order && !forced && waitsForFrame());
       if (order && !held) applyOrder();
       // The line below the rows describes them, so it changes with them.
-      applyRegions((id) => !(held && id === "foot"));
+      applyRegions((id) => !(held && id === "foot"), forced);
     }
     showWaiting();
     showPause();
@@ -220,17 +229,17 @@
   // Rows added at the end, or in an empty table, move nothing.
   const movesRows = (wanted) => shown().some((row, i) => row.id !== wanted[i]);
 
-  // --- Detecting a reader who points at the rows, or is among them with the keyboard.
+  // --- Detecting a reader who points at an element, or is in it with the keyboard.
   let lastTouch = -Infinity;
   for (const event of ["touchstart", "touchmove"]) {
     document.addEventListener(event, () => { lastTouch = performance.now(); }, { passive: true });
   }
 
-  function isTouched() {
+  function isTouched(element, hasFocus) {
     const selection = getSelection();
-    return rows.matches(":hover")
-      || rows.contains(document.activeElement)
-      || (selection && !selection.isCollapsed && rows.contains(selection.anchorNode))
+    return element.matches(":hover")
+      || hasFocus
+      || (selection && !selection.isCollapsed && element.contains(selection.anchorNode))
       || performance.now() - lastTouch < 3000;
   }
 
@@ -241,6 +250,7 @@
     document.addEventListener("touchend", () => setTimeout(later, 3000), { passive: true });
     document.addEventListener("selectionchange", later);
   }
+  Lockscope.eachSecond(() => { if (regions.size > 0) apply(false); });
 
   const waitingBox = byId("waiting");
   function showWaiting() {

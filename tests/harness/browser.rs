@@ -177,6 +177,17 @@ impl Browser {
         Ok(())
     }
 
+    /// Moves the pointer to a place in the window, in pixels from its top left corner.
+    ///
+    /// # Errors
+    /// Returns an error if the browser does not answer.
+    pub async fn point_at(&self, (x, y): (i64, i64)) -> Result<()> {
+        let to = json!({"type": "pointerMove", "duration": 0, "x": x, "y": y});
+        let pointer = json!({"type": "pointer", "id": "pointer", "actions": [to]});
+        self.command("actions", &json!({"actions": [pointer]})).await?;
+        Ok(())
+    }
+
     /// Returns the window that receives commands.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The list of locks under many changes: rows keep their places, and the browser stays responsive.
+//! Pages under changes: what the reader points at keeps its place, and the browser stays responsive.
 
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::Bench;
+use super::browsing::until;
 
 const LOCKS: usize = 2_000;
 /// The number of acquisitions and releases per second.
@@ -131,5 +132,74 @@ async fn rows_keep_their_places_under_600_changes_a_second() -> Result<()> {
     })
     .await;
     churn.abort();
+    Ok(())
+}
+
+/// Waits until the page has received the first event of its stream.
+async fn until_live(browser: &Browser) {
+    until(browser, "document.getElementById('spoken').textContent").await;
+}
+
+#[tokio::test]
+async fn a_button_under_the_pointer_keeps_its_holder_until_the_pointer_leaves() -> Result<()> {
+    let reader = |n: usize| format!("0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:{n}");
+    let mut bench = Bench::new().await?;
+    for n in 1..=5 {
+        bench.direct.call(&format!("HSET shared mode read {} 1", reader(n))).await?.ok()?;
+        let marker = format!("SET {{shared}}:{}:rwlock_timeout:1 1 PX 3600000", reader(n));
+        bench.direct.call(&marker).await?.ok()?;
+    }
+    bench.direct.call("PEXPIRE shared 3600000").await?.ok()?;
+    bench.listed("shared", |lock| lock["holders"][4].is_object()).await;
+    let (first, second) = (reader(1), reader(2));
+    let browser = Browser::start().await?;
+    browser.open(&bench.dashboard.url("/lock?name=shared")).await?;
+    until_live(&browser).await;
+    // What is above the holders stays as high as it is, so that the pointer stays on the button.
+    browser.run("document.getElementById('lock-pictures').hidden = true").await?;
+    let button = "document.querySelector('#lock-holders .copy')";
+    until(&browser, &format!("{button}.dataset.copy === '{first}'")).await;
+    let middle = format!(
+        "{button}.scrollIntoView({{ block: 'center' }});
+         const box = {button}.getBoundingClientRect();
+         return [box.x + box.width / 2, box.y + box.height / 2].map(Math.round)"
+    );
+    let middle = browser.run(&middle).await?;
+    let place = middle[0].as_i64().zip(middle[1].as_i64()).context("no place")?;
+    browser.point_at(place).await?;
+    until(&browser, &format!("{button}.matches(':hover')")).await;
+    bench.direct.call(&format!("HDEL shared {first}")).await?.ok()?;
+    // The state of the lock never waits.
+    until(&browser, "document.getElementById('lock-state').innerText.includes('and 1 more')").await;
+    until(&browser, "document.getElementById('lock-holders').matches('.waits')").await;
+    assert_eq!(browser.run(&format!("return {button}.dataset.copy")).await?, first.as_str());
+    browser.point_at((0, 0)).await?;
+    until(&browser, &format!("{button}.dataset.copy === '{second}'")).await;
+    until(&browser, "!document.querySelector('.waits')").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_link_with_the_focus_stays_the_same_until_the_focus_leaves() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    ensure!(java.lock("first").await?, "taken");
+    bench.listed("first", |_| true).await;
+    let browser = Browser::start().await?;
+    browser.open(&bench.dashboard.url("/overview")).await?;
+    until_live(&browser).await;
+    let list = "document.getElementById('overview-oldest')";
+    until(&browser, &format!("{list}.innerText.includes('first')")).await;
+    browser.run(&format!("{list}.querySelector('a').focus()")).await?;
+    ensure!(java.lock("second").await?, "taken");
+    until(&browser, &format!("{list}.matches('.waits')")).await;
+    ensure!(java.unlock("first").await?, "released");
+    bench.until_not_listed("first").await;
+    until(&browser, "document.querySelector('#overview-figures dd').innerText === '1'").await;
+    let focused = "document.activeElement.innerText";
+    assert_eq!(browser.run(&format!("return {focused}")).await?, "first");
+    browser.run("document.activeElement.blur()").await?;
+    until(&browser, &format!("{list}.innerText.includes('second')")).await;
+    assert_eq!(browser.run(&format!("return {list}.innerText.includes('first')")).await?, false);
     Ok(())
 }
