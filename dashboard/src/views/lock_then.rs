@@ -120,7 +120,7 @@ impl Then<'_> {
     fn tone(&self) -> &str {
         match self.problems.first() {
             Some(problem) => &problem.certainty,
-            None if self.holders.is_empty() => "free",
+            None if self.holders.is_empty() => "unknown",
             None => "held",
         }
     }

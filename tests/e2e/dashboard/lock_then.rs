@@ -36,7 +36,7 @@ async fn the_whole_page_turns_to_an_instant_and_back() -> Result<()> {
     follow(&browser, "Event after").await?;
     let at = "new URLSearchParams(location.search).get('at')";
     assert_eq!(browser.run(&format!("return {at}")).await?, ended.as_str());
-    until(&browser, &format!("{verdict}.includes('free')")).await;
+    until(&browser, &format!("{verdict}.includes('not known to be held')")).await;
     follow(&browser, "Event before").await?;
     assert_eq!(browser.run(&format!("return {at}")).await?, taken.as_str());
     follow(&browser, "Back to live").await?;

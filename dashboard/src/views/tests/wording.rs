@@ -235,6 +235,14 @@ fn the_command_that_releases_a_lock_by_hand_names_a_holder() {
 }
 
 #[test]
+fn no_page_calls_free_what_was_not_read() {
+    let mut then = lock_at(lock(stuck()), false);
+    then.then.as_mut().unwrap().gap = None;
+    let html = lock_page(&then).unwrap();
+    assert!(html.contains("not known to be held") && !html.contains("○"), "{html}");
+}
+
+#[test]
 fn a_mistaken_instant_keeps_the_form_as_typed_and_marks_its_field() {
     let page = HistoryPage {
         from_text: "bad".into(),
