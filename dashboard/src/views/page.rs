@@ -54,7 +54,8 @@ impl<'a> Frame<'a> {
 
     /// Returns the frame of a page that does not change.
     pub(super) fn still(self) -> Self {
-        Self { live: None, ..self }
+        let health = if self.health.tone == "fine" { Health::as_loaded() } else { self.health };
+        Self { live: None, health, ..self }
     }
 }
 
@@ -145,6 +146,12 @@ impl Health {
             return Self { tone: "warn", word: "First scan", detail };
         }
         Self { tone: "fine", word: "Live", detail: String::new() }
+    }
+
+    /// Creates the sign of a page that was current when it was loaded, and does not change.
+    fn as_loaded() -> Self {
+        let detail = "this page does not update: load it again".to_owned();
+        Self { tone: "quiet", word: "As loaded", detail }
     }
 }
 

@@ -243,6 +243,18 @@ fn no_page_calls_free_what_was_not_read() {
 }
 
 #[test]
+fn a_page_that_does_not_update_is_not_called_live() {
+    let mut page = incident(vec![leaked()]);
+    let still = incident_page(&page).unwrap();
+    assert!(still.contains("As loaded</span>") && !still.contains("Live</span>"), "{still}");
+    let again = "<a href=\"/incident?problem=x\">Load again</a>";
+    assert!(still.contains(again), "{still}");
+    assert!(overview_page(&overview(Vec::new())).unwrap().contains("Live</span>"));
+    page.chrome.first_scan = Some(Progress { seen: 9, of: None });
+    assert!(incident_page(&page).unwrap().contains("First scan</span>"));
+}
+
+#[test]
 fn a_mistaken_instant_keeps_the_form_as_typed_and_marks_its_field() {
     let page = HistoryPage {
         from_text: "bad".into(),
