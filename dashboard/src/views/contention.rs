@@ -11,6 +11,7 @@ use super::picture::Histogram;
 use super::row::{HolderCell, only_suspected, row_id};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, GroupTally, Tally};
+use crate::model::types::LockView;
 use crate::query::Listed as _;
 use crate::query::contention::ContentionRow;
 
@@ -68,6 +69,8 @@ struct ContentionTemplate<'a> {
     waiting: String,
     wait: Option<Ago>,
     holder: Option<HolderCell<'a>>,
+    /// True if the lock's server cannot be read.
+    unknown: bool,
     held: Option<Ago>,
     troubled: bool,
     /// True if the lock has no problem that is certain.
@@ -105,6 +108,7 @@ impl ListView for ContentionRow {
             waiting: format::count(self.waiting()),
             wait: self.longest_wait().map(|since| Ago::since(since, now)),
             holder: lock.and_then(HolderCell::longest),
+            unknown: lock.is_some_and(LockView::is_unknown),
             held: self.held_since().map(|since| Ago::since(since, now)),
             troubled: lock.is_some_and(|lock| !lock.problems.is_empty()),
             suspected: lock.is_none_or(only_suspected),

@@ -87,16 +87,17 @@ pub(super) fn regions(chrome: &Chrome) -> Result<Vec<(&'static str, String)>, as
 }
 
 /// Returns the text that a screen reader reads out when it changes.
-fn spoken(chrome: &Chrome) -> String {
+pub(super) fn spoken(chrome: &Chrome) -> String {
     let down = chrome.servers.iter().filter(|server| server.down.is_some()).count();
     let problems = match chrome.counts.with_problems {
         0 => "no lock has a problem".to_owned(),
         1 => "1 lock has a problem".to_owned(),
         n => format!("{n} locks have problems"),
     };
+    let so_far = if chrome.first_scan.is_some() { " so far" } else { "" };
     match down {
-        0 => problems,
-        n => format!("{problems}, {n} of {} servers unreachable", chrome.servers.len()),
+        0 => format!("{problems}{so_far}"),
+        n => format!("{problems}{so_far}, {n} of {} servers unreachable", chrome.servers.len()),
     }
 }
 

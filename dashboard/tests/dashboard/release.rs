@@ -143,6 +143,7 @@ async fn a_release_through_a_proxy_is_recorded_with_the_clients_address() {
     let own = anna("https://locks.example.com");
     dashboard.json_when_with("/api/v1/lock?name=a", &own, |lock| lock["state"] == "held").await;
     let form = dashboard.get_with("/release?name=a", &own).await;
+    assert!(form.body.contains("Waiting</dt><dd>nobody known<"), "{}", form.body);
     let csrf = dashboard.csrf_token(&own).await;
     let seen = seen_in(&form.body).unwrap();
     let body = format!("csrf={csrf}&seen={seen}&target=lock&reason=it+hangs&name=a");

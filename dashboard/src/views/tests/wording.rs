@@ -8,6 +8,7 @@ use crate::archive::{Gap, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
     Certainty, ClientView, Counts, LockEvent, LockView, PastOfLock, ProblemKind, RedView, Source,
+    State,
 };
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
@@ -19,7 +20,7 @@ use crate::sources::view::Progress;
 use crate::text;
 use crate::views::{
     ErrorPage, EventRow, HistoryPage, LockPage, OverviewPage, ReleasePage, ReleaseStep, Subject,
-    error_page, history_page, incident_page, list_page, lock_page, overview_page, owner_page,
+    error_page, history_page, incident_page, list_page, lock_page, overview_page, owner_page, page,
     release_page,
 };
 
@@ -240,6 +241,28 @@ fn no_page_calls_free_what_was_not_read() {
     then.then.as_mut().unwrap().gap = None;
     let html = lock_page(&then).unwrap();
     assert!(html.contains("not known to be held") && !html.contains("○"), "{html}");
+
+    let held_by = |state| {
+        let free = LockView { state, holders: Vec::new(), ..contended_lock() };
+        let html = list_page(&list::<ContentionRow>(vec![free])).unwrap();
+        html.split_once("data-label=\"Held by\">")
+            .unwrap()
+            .1
+            .split_once("</td>")
+            .unwrap()
+            .0
+            .to_owned()
+    };
+    assert!(held_by(State::Free).contains("nobody"));
+    assert!(held_by(State::Unknown).contains(">unknown<"), "{}", held_by(State::Unknown));
+
+    let said = |first_scan| {
+        let mut chrome = chrome("/");
+        chrome.first_scan = first_scan;
+        page::spoken(&chrome)
+    };
+    assert_eq!(said(None), "no lock has a problem");
+    assert_eq!(said(Some(Progress { seen: 9, of: None })), "no lock has a problem so far");
 }
 
 #[test]
