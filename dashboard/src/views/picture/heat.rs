@@ -86,7 +86,7 @@ impl HeatRow {
         let problems = group.minutes.iter().filter(|minute| minute.problems > 0);
         let mut words = match longest.filter(|minute| minute.waiting_ms > 0) {
             Some(longest) => format!(
-                "waited for {} in all, the most at {}",
+                "waited for {} in all, the most at {} UTC",
                 format::short_duration(waited),
                 time(began(longest, end))
             ),
@@ -94,7 +94,7 @@ impl HeatRow {
         };
         let times: Vec<String> = problems.map(|minute| time(began(minute, end))).collect();
         if !times.is_empty() {
-            words.push_str(&format!("; problems at {}", times.join(", ")));
+            words.push_str(&format!("; problems at {} UTC", times.join(", ")));
         }
         Self {
             group: GroupLink::new(group, places),
@@ -112,8 +112,10 @@ impl Cell {
         let to = from.plus(MINUTE_MS);
         let query = [("from", format::rfc3339(from)), ("to", format::rfc3339(to))];
         let mut words = match minute.waiting_ms {
-            0 => format!("{}: no waits", time(from)),
-            waited => format!("{}: waited for {}", time(from), format::short_duration(waited)),
+            0 => format!("{} UTC: no waits", time(from)),
+            waited => {
+                format!("{} UTC: waited for {}", time(from), format::short_duration(waited))
+            }
         };
         match minute.problems {
             0 => {}
@@ -174,8 +176,11 @@ mod tests {
         let row = &heat.rows[0];
         let levels: Vec<usize> = row.cells.iter().map(|cell| cell.level).collect();
         assert_eq!(levels, [1, 5, 0]);
-        assert_eq!(row.words, "waited for 11m 40s in all, the most at 18:58; problems at 18:59");
-        assert_eq!(row.cells[2].words, "18:59: no waits, 2 problems");
+        assert_eq!(
+            row.words,
+            "waited for 11m 40s in all, the most at 18:58 UTC; problems at 18:59 UTC"
+        );
+        assert_eq!(row.cells[2].words, "18:59 UTC: no waits, 2 problems");
         let link = "/history?from=2026-11-24T18:58:00.000Z&to=2026-11-24T18:59:00.000Z";
         assert_eq!((row.cells[1].link.as_str(), row.cells[1].x), (link, 580));
         let html = heat.render().unwrap();
