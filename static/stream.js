@@ -138,7 +138,7 @@ Lockscope.stream = (() => {
     const kind = answer.headers.get("content-type") ?? "";
     if (kind.startsWith("text/event-stream")) return "";
     const detail = kind.includes("json") ? (await answer.json()).detail : "";
-    if (detail) return detail;
+    if (detail) return answer.status === 401 ? "your login is over, so load this page again" : detail;
     // A proxy in front of the dashboard redirects to its login, or shows it.
     const wantsLogin = answer.type === "opaqueredirect" || [200, 401, 403].includes(answer.status);
     return wantsLogin ? "the proxy asks for a login, so load this page again" : "";

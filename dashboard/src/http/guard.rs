@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::rejection::FormRejection;
 use axum::extract::{ConnectInfo, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::StreamExt as _;
@@ -172,17 +172,24 @@ fn is_read(request: &Request) -> bool {
     matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
-/// Redirects browsers to the login. Other clients receive the reason.
+/// Redirects browsers to the login, which says so if a form remains unsent. Other clients receive the reason.
 fn unknown(access: &Access, request: &Request) -> Response {
     if access.tokens.is_none() {
         let why = "authentication required: connect through the configured proxy";
         let unknown = ApiError::new(StatusCode::UNAUTHORIZED, why);
         return page_or_json(is_for_browser(request), unknown);
     }
+    let encoded = |path: &str| utf8_percent_encode(path, NON_ALPHANUMERIC).to_string();
     if accepts_html(request.headers()) && *request.method() == Method::GET {
         let back = request.uri().path_and_query().map_or("/", |path| path.as_str());
-        let back = utf8_percent_encode(back, NON_ALPHANUMERIC);
-        return Redirect::to(&format!("/login?next={back}")).into_response();
+        return Redirect::to(&format!("/login?next={}", encoded(back))).into_response();
+    }
+    if is_for_browser(request) && !is_read(request) {
+        // The page of the form, which the browser does not name if it belongs to another site.
+        let form = request.headers().get(header::REFERER).and_then(|form| form.to_str().ok());
+        let form = form.and_then(|form| form.parse::<Uri>().ok());
+        let back = form.as_ref().and_then(Uri::path_and_query).map_or("/", |path| path.as_str());
+        return Redirect::to(&format!("/login?unsent=true&next={}", encoded(back))).into_response();
     }
     let why = "authentication required: send `Authorization: Bearer <token>`, or log in at /login";
     let challenge = [(header::WWW_AUTHENTICATE, "Bearer realm=\"lockscope\"")];

@@ -127,6 +127,27 @@ async fn a_browser_logs_in_and_out() {
 }
 
 #[tokio::test]
+async fn a_form_that_is_sent_after_the_login_leads_to_the_login_and_back_to_its_page() {
+    let (dashboard, _file) = guarded(&[]).await;
+    let page = format!("http://{}/lock?name=a%26b", dashboard.address);
+    let sent = [("Accept", "text/html"), ("Cookie", "lockscope=over"), ("Referer", page.as_str())];
+    for path in ["/acknowledge?name=a%26b", "/logout"] {
+        let led = post(dashboard.address, path, &sent, "problem=leaked").await;
+        assert_eq!(led.status, 303, "{led:?}");
+        let login = led.header("location").unwrap();
+        assert_eq!(login, "/login?unsent=true&next=%2Flock%3Fname%3Da%2526b");
+        let form = dashboard.get(login).await;
+        assert!(form.body.contains("Nothing was done: your login is over."), "{}", form.body);
+        assert!(form.body.contains("value=\"/lock?name=a%26b\""), "{}", form.body);
+    }
+    let led = post(dashboard.address, "/release?name=a", &sent[..2], "").await;
+    assert_eq!(led.header("location"), Some("/login?unsent=true&next=%2F"));
+    // A program receives the reason.
+    assert_eq!(post(dashboard.address, "/api/v1/release?name=a", &sent, "").await.status, 401);
+    assert_eq!(post(dashboard.address, "/release?name=a", &sent[1..], "").await.status, 401);
+}
+
+#[tokio::test]
 async fn a_login_leads_to_our_own_pages_only() {
     let (dashboard, _file) = guarded(&[]).await;
     for next in [

@@ -232,27 +232,29 @@ async fn ask_for_a_login(port: u16, answer: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_page_says_so_when_a_proxy_asks_for_a_login() -> Result<()> {
+async fn a_page_says_so_when_a_proxy_asks_for_a_login_or_the_login_is_over() -> Result<()> {
     let mut bench = Bench::new().await?;
     let browser = Browser::start().await?;
     let page = bench.dashboard.url("/");
     let end = "Content-Length: 7\r\nConnection: close\r\n\r\nLog in!";
     let to = "HTTP/1.1 302 Found\r\nLocation: https://login.invalid/";
     let html = "Content-Type: text/html";
-    for answer in [
-        format!("{to}\r\n{html}\r\n{end}"),
-        format!("HTTP/1.1 403 Forbidden\r\n{html}\r\n{end}"),
-        format!(
-            "HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\n{}",
-            end.replace("Log in!", "{}     ")
-        ),
+    let json = |body: &str| {
+        let head = "HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json";
+        format!("{head}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+    };
+    for (answer, reason) in [
+        (format!("{to}\r\n{html}\r\n{end}"), "asks for a login"),
+        (format!("HTTP/1.1 403 Forbidden\r\n{html}\r\n{end}"), "asks for a login"),
+        (json("{}"), "asks for a login"),
+        (json("{\"detail\": \"send a token\"}"), "your login is over, so load this page again"),
     ] {
         browser.open(&page).await?;
         bench.dashboard.process().kill()?;
         let proxy = ask_for_a_login(bench.dashboard.port(), &answer);
         let told = async {
-            let asks = "document.getElementById('lost').innerText.includes('asks for a login')";
-            until(&browser, asks).await;
+            let lost = "document.getElementById('lost').innerText";
+            until(&browser, &format!("{lost}.includes('{reason}')")).await;
             if answer.starts_with("HTTP/1.1 302") {
                 let form = "const form = document.createElement('form'); form.method = 'post'; \
                             document.body.append(form); form.submit()";

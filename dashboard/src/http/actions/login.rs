@@ -22,6 +22,9 @@ use crate::views::{LoginPage, login_page};
 pub struct NextParams {
     #[serde(default)]
     next: String,
+    /// True if a form of that page was sent without a login.
+    #[serde(default)]
+    unsent: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -49,7 +52,7 @@ pub async fn page(
     params: Params<NextParams>,
 ) -> Response {
     let answer = LoginAnswer::new(&access, &headers);
-    let NextParams { next } = match understood(params) {
+    let NextParams { next, unsent } = match understood(params) {
         Ok(params) => params,
         Err(error) => return answer.page(StatusCode::BAD_REQUEST, "/", Some(&error.detail)),
     };
@@ -57,7 +60,8 @@ pub async fn page(
     {
         return Redirect::to(local(&next)).into_response();
     }
-    answer.page(StatusCode::OK, &next, None)
+    let why = "Nothing was done: your login is over. Log in, and send the form again.";
+    answer.page(StatusCode::OK, &next, unsent.then_some(why))
 }
 
 /// Logs in by a token.
