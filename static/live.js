@@ -42,12 +42,15 @@
   }
 
   function morphChildren(from, to) {
-    const [old, fresh] = [[...from.childNodes], [...to.childNodes]];
-    for (let i = 0; i < Math.max(old.length, fresh.length); i++) {
-      if (i >= fresh.length) old[i].remove();
-      else if (i >= old.length) from.append(fresh[i]);
-      else morph(old[i], fresh[i]);
+    const isBox = (node) => node?.nodeName === "DETAILS";
+    const old = [...from.childNodes];
+    for (const fresh of [...to.childNodes]) {
+      // A box becomes the next box, whatever is between them.
+      if (isBox(fresh) && old.some(isBox)) while (!isBox(old[0])) old.shift().remove();
+      if (old.length === 0 || (isBox(old[0]) && !isBox(fresh))) from.insertBefore(fresh, old[0] ?? null);
+      else morph(old.shift(), fresh);
     }
+    for (const left of old) left.remove();
   }
 
   function parsed(html) {

@@ -323,5 +323,19 @@ async fn a_box_that_the_reader_opened_stays_open_when_its_row_changes_or_moves()
     let top = row(0);
     until(&browser, &format!("{top}.innerText.includes('3 locks late:')")).await;
     assert_eq!(browser.run(&format!("return {top}.querySelector('details').open")).await?, true);
+    // A paragraph is added before the box, and is removed again.
+    let headers = [("Content-Type", "application/json")];
+    for (action, is_known) in [("acknowledge", true), ("unacknowledge", false)] {
+        for name in ["late:1", "late:2", "late:3"] {
+            let word = json!({"problem": "leaked", "reason": "known since noon", "for": "1h"});
+            let path = format!("/api/v1/{action}?name={name}");
+            let port = bench.dashboard.port();
+            let answer = http::request(port, "POST", &path, &headers, &word.to_string()).await?;
+            ensure!(answer.status == 200, "{}", answer.body);
+        }
+        until(&browser, &format!("Boolean({top}.querySelector('.in-hand')) === {is_known}")).await;
+        let open = format!("return {top}.querySelector('details').open");
+        assert_eq!(browser.run(&open).await?, true, "{action}");
+    }
     Ok(())
 }
