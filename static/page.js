@@ -60,7 +60,8 @@
   const rows = byId("rows");
   const keys = byId("keys");
   const filter = byId("filter");
-  const pages = [...document.querySelectorAll("header nav a")];
+  // On a page that asks for a number, digits open no other page.
+  const pages = document.querySelector("form.release") ? [] : [...document.querySelectorAll("header nav a")];
   byId("help").addEventListener("click", () => keys.showModal());
 
   function step(by) {

@@ -30,6 +30,18 @@ async fn the_form_to_release_counts_down_and_says_when_the_lease_ran_out() -> Re
 }
 
 #[tokio::test]
+async fn a_digit_beside_the_field_of_a_form_to_release_opens_no_other_page() -> Result<()> {
+    let shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    browser.open(&shown.bench.dashboard.url("/release?name=plain")).await?;
+    browser.press("3").await?;
+    browser.press("u").await?;
+    until(&browser, "document.getElementById('zone')?.innerText === 'Local'").await;
+    assert_eq!(browser.run("return location.pathname").await?, "/release");
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_form_to_release_a_lock_of_many_readers_folds_up_their_list() -> Result<()> {
     let mut shown = Shown::new().await?;
     let readers: String =
