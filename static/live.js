@@ -107,7 +107,11 @@
       regions.set(id, html);
       if (!URGENT.includes(id) && applied.get(id) !== html) missed.add(id);
     }
-    if (patch.full && away) tellAway(before);
+    if (patch.full) {
+      const changed = changedSince(before);
+      for (const id of changed) missed.add(id);
+      if (away) tellAway(changed.length);
+    }
     apply(false);
   }
 
@@ -303,11 +307,14 @@
   const awayBox = byId("away");
   let awayTimer = 0;
   document.addEventListener("visibilitychange", () => { away ||= document.hidden && known.size > 0; });
-  function tellAway(before) {
+  // Returns the ids of the rows that differ from those known before.
+  function changedSince(before) {
+    const text = (row) => row?.lines.join("\n");
+    const ids = new Set([...before.keys(), ...known.keys()]);
+    return [...ids].filter((id) => text(before.get(id)) !== text(known.get(id)));
+  }
+  function tellAway(n) {
     away = false;
-    const text = (row) => row.lines.join("\n");
-    const changed = [...known].filter(([id, row]) => !before.has(id) || text(before.get(id)) !== text(row)).length;
-    const n = changed + [...before.keys()].filter((id) => !known.has(id)).length;
     setText(awayBox, n === 0 ? "" : `${n} ${n === 1 ? "row" : "rows"} changed while this tab was hidden`);
     clearTimeout(awayTimer);
     awayTimer = setTimeout(() => setText(awayBox, ""), 15000);

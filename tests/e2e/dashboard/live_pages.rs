@@ -195,6 +195,26 @@ async fn a_hidden_page_requests_nothing_and_then_shows_what_it_missed() -> Resul
 }
 
 #[tokio::test]
+async fn a_paused_page_counts_what_a_new_connection_brings() -> Result<()> {
+    let bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    ensure!(java.lock("before").await?, "taken");
+    bench.listed("before", |_| true).await;
+    browser.open(&bench.dashboard.url("/")).await?;
+    until(&browser, "document.getElementById('spoken').textContent").await;
+    browser.press("p").await?;
+    browser.run(&hide(true)).await?;
+    ensure!(java.lock("meanwhile").await?, "taken");
+    bench.listed("meanwhile", |_| true).await;
+    browser.run(&hide(false)).await?;
+    let label = "document.querySelector('#pause .label').innerText";
+    until(&browser, &format!("/^Resume, [1-9]/.test({label})")).await;
+    assert_eq!(browser.run(&format!("return {}", says("meanwhile"))).await?, false);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_disconnected_page_shows_its_age() -> Result<()> {
     let mut bench = Bench::new().await?;
     let browser = Browser::start().await?;
