@@ -65,6 +65,8 @@
   const regions = new Map();
   // What the regions show, as it arrived.
   const applied = new Map();
+  // The instant of the latest state.
+  let latest = null;
   let order = null;
   let paused = false;
   // The ids of rows and regions that changed while paused.
@@ -75,6 +77,7 @@
 
   function receive(patch) {
     Lockscope.setClock(patch.now, patch.set);
+    latest = patch.now + patch.set - (patch.unread ?? 0);
     if (patch.title !== undefined) document.title = patch.title;
     const before = known;
     if (patch.full) known = new Map();
@@ -206,6 +209,7 @@
       if (order && !held) applyOrder();
       // The line below the rows describes them, so it changes with them.
       applyRegions((id) => !(held && id === "foot"), forced);
+      if (latest !== null) Lockscope.setShown(latest);
     }
     showWaiting();
     showPause();

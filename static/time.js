@@ -15,6 +15,9 @@ const Lockscope = (() => {
   const now = () => clock.theirs + Date.now() - clock.ours;
   const wall = () => now() + clock.set;
   const setClock = (theirs, set) => { clock = { theirs, ours: Date.now(), set }; };
+  // The instant of what the page shows, for printing.
+  let shownOf = clock.theirs + clock.set;
+  const setShown = (at) => { shownOf = at; };
 
   const two = (n) => String(n).padStart(2, "0");
   function duration(millis) {
@@ -169,12 +172,12 @@ const Lockscope = (() => {
       setText(read.querySelector(".read-ago"), duration(passed));
     }
     if (root !== document) return;
-    setText(byId("as-of"), instant(Math.floor(wall() / 1000) * 1000));
+    setText(byId("as-of"), instant(Math.floor(shownOf / 1000) * 1000));
     for (const listener of listeners) listener();
   }
 
   showZone();
   tick();
   setInterval(() => tick(), 1000);
-  return { byId, duration, setText, setClock, tick, eachSecond: (listener) => listeners.push(listener) };
+  return { byId, duration, setText, setClock, setShown, tick, eachSecond: (listener) => listeners.push(listener) };
 })();

@@ -215,6 +215,27 @@ async fn a_paused_page_counts_what_a_new_connection_brings() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_printed_page_has_the_time_of_its_contents() -> Result<()> {
+    let shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    let as_of = "document.getElementById('as-of').textContent";
+    for (page, pause) in [("/", true), ("/release?name=plain", false)] {
+        browser.open(&shown.bench.dashboard.url(page)).await?;
+        if pause {
+            until(&browser, "document.getElementById('spoken').textContent").await;
+            browser.press("p").await?;
+        }
+        let before = browser.run(&format!("return {as_of}")).await?;
+        let two_hours_later = "const now = Date.now; Date.now = () => now() + 7200000;
+            Lockscope.eachSecond(() => { window.counted = true; })";
+        browser.run(two_hours_later).await?;
+        until(&browser, "window.counted").await;
+        assert_eq!(browser.run(&format!("return {as_of}")).await?, before, "{page}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_disconnected_page_shows_its_age() -> Result<()> {
     let mut bench = Bench::new().await?;
     let browser = Browser::start().await?;
