@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use harness::Reply;
+use harness::{Reply, eventually};
 
 /// The bytes sent by each connection, in order of creation.
 type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
@@ -33,6 +33,10 @@ struct Faults {
     silent: AtomicBool,
     /// The bytes from the agent that the library can read.
     carried: Mutex<Vec<u8>>,
+    /// The next connection that carries something from the agent ends after it.
+    cut_after_reply: AtomicBool,
+    /// The number of connections that have ended by themselves.
+    ended: AtomicUsize,
 }
 
 fn has(bytes: &[u8], word: &str) -> bool {
@@ -75,7 +79,12 @@ impl Relay {
                 }
                 let mut joined = joined.lock().unwrap_or_else(PoisonError::into_inner);
                 let (notes, injected) = (Arc::clone(&notes), Arc::clone(&injected));
-                joined.spawn(carry(client, agent.clone(), notes, injected, number));
+                let carrying = carry(client, agent.clone(), notes, Arc::clone(&injected), number);
+                joined.spawn(async move {
+                    let outcome = carrying.await;
+                    injected.ended.fetch_add(1, Ordering::Relaxed);
+                    outcome
+                });
             }
         });
         Ok(Self { folder, sent, connections, faults, task })
@@ -93,6 +102,22 @@ impl Relay {
     /// Ends the next connection that sends this word, once the agent has it and before the reply arrives.
     pub(crate) fn cut_at(&self, word: &'static str) {
         *self.faults.cut_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(word);
+    }
+
+    /// Ends a connection right after the next thing that it carries from the agent, and waits for that.
+    pub(crate) async fn cut_after_reply(
+        &self,
+        cause: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        let ended = self.faults.ended.load(Ordering::Relaxed);
+        self.faults.cut_after_reply.store(true, Ordering::Relaxed);
+        cause.await?;
+        eventually("the end of the connection", async || {
+            ensure!(self.faults.ended.load(Ordering::Relaxed) > ended, "it lasts");
+            Ok(())
+        })
+        .await;
+        Ok(())
     }
 
     /// Keeps back what the agent sends on all current connections; new ones are relayed.
@@ -214,6 +239,9 @@ async fn carry(
                 to_client.write_all(&bytes[..count]).await?;
                 let mut carried = faults.carried.lock().unwrap_or_else(PoisonError::into_inner);
                 carried.extend_from_slice(&bytes[..count]);
+                if faults.cut_after_reply.swap(false, Ordering::Relaxed) {
+                    return Ok(());
+                }
             }
         }
     };

@@ -218,8 +218,10 @@ pub(super) async fn a_cancellation_that_meets_the_grant_leaves_nothing_behind(
     stage.driver.ok("check k").await.map(drop)
 }
 
-pub(super) async fn a_cancelled_release_goes_on(library: &Library) -> Result<()> {
+pub(super) async fn a_cancelled_release_or_extension_goes_on(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
+    // Without grace, the owner's other hold would end if the connection were closed.
+    stage.driver = Driver::with_grace(library, &stage.agent.socket(), Duration::ZERO)?;
     stage.other_has("LOCK taken").await?;
     for name in ["orders:42", "orders:43"] {
         let held = stage.driver.call_in("second", &format!("lock {name} {name}")).await?;
@@ -244,6 +246,12 @@ pub(super) async fn a_cancelled_release_goes_on(library: &Library) -> Result<()>
     stage.agent.process().thaw()?;
     stage.driver.answer(releasing).await?;
     stage.released("orders:43").await;
+    stage.agent.process().freeze().await?;
+    let extending = stage.driver.send("main", "extend b 600000").await?;
+    stage.driver.call_in("third", "check b").await?;
+    stage.driver.cancel(extending).await?;
+    stage.agent.process().thaw()?;
+    stage.driver.answer(extending).await?;
     let check = stage.driver.call_in("second", "check b").await?;
     ensure!(check.get("error").is_none(), "{check}");
     Ok(())

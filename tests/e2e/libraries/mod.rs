@@ -199,7 +199,7 @@ macro_rules! conformance {
                 a_hung_agent_delays_no_limited_wait
                 a_cancelled_wait_for_a_hung_agent_ends
                 a_cancellation_that_meets_the_grant_leaves_nothing_behind
-                a_cancelled_release_goes_on
+                a_cancelled_release_or_extension_goes_on
                 a_killed_process_leaves_no_lock
                 a_close_ends_waits_and_refuses_later_locks
                 a_close_ends_sessions_that_are_being_resumed
@@ -221,6 +221,8 @@ macro_rules! conformance {
                 a_loss_among_several_names_all_of_them
                 a_loss_during_a_resumption_counts
                 a_loss_that_no_event_reports_is_found_in_the_list
+                a_grant_that_comes_with_the_end_of_its_connection_is_kept
+                a_lease_that_begins_with_the_end_of_the_connection_counts_after_it_is_resumed
             }
         }
     )*};
@@ -235,6 +237,7 @@ macro_rules! conformance {
 conformance! {
     python_threads PYTHON_THREADS;
     python_asyncio PYTHON_ASYNCIO;
+    python_uvloop PYTHON_UVLOOP;
     go GO;
     node NODE;
     java JAVA;

@@ -12,6 +12,8 @@ use crate::clients::relay::Relay;
 
 /// A grace that ends within a scenario unless the library reads the holds again.
 const GRACE: Duration = Duration::from_secs(6);
+/// The grace of a driver for which no other is chosen, in milliseconds.
+const USUAL_GRACE_MS: i64 = 60_000;
 
 /// Starts a relay and connects the driver through it.
 fn relayed(stage: &mut Stage, library: &Library) -> Result<Relay> {
@@ -240,4 +242,67 @@ pub(super) async fn a_loss_that_no_event_reports_is_found_in_the_list(
     ensure!(event["reason"] == "the agent does not hold it any more", "{event}");
     stage.driver.ok("check b").await?;
     stage.driver.fails("release a", "lost").await
+}
+
+pub(super) async fn a_grant_that_comes_with_the_end_of_its_connection_is_kept(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.other_has("LOCK orders:42").await?;
+    let waiting = stage.driver.send("main", "lock a orders:42 lease=600000").await?;
+    stage.waits("orders:42", true).await;
+    // It finds both at once.
+    stage.driver.process().freeze().await?;
+    let made = relay.made();
+    relay.cut_after_reply(stage.other_has("UNLOCK orders:42")).await?;
+    stage.driver.process().thaw()?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    eventually("the session to be resumed", async || {
+        ensure!(relay.made() > made, "{made} connections");
+        Ok(())
+    })
+    .await;
+    stage.driver.ok("check a").await?;
+    stage.driver.ok("release a").await?;
+    ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
+pub(super) async fn a_lease_that_begins_with_the_end_of_the_connection_counts_after_it_is_resumed(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.agent.process().freeze().await?;
+    let extending = stage.driver.send("main", "extend a 600000").await?;
+    eventually("the command", async || {
+        let mut commands = (0..relay.made()).map(|number| relay.commands(number));
+        let sent = commands.any(|sent| sent.is_ok_and(|sent| sent.concat().contains("EXTEND")));
+        ensure!(sent, "it has not been sent");
+        Ok(())
+    })
+    .await;
+    stage.driver.process().freeze().await?;
+    relay.refuse(true);
+    relay.cut_after_reply(async { stage.agent.process().thaw() }).await?;
+    stage.driver.process().thaw()?;
+    // Some libraries report a success here, others say that they do not know.
+    stage.driver.answer(extending).await?;
+    remains(&mut stage, |ms| ms <= USUAL_GRACE_MS).await;
+    relay.refuse(false);
+    remains(&mut stage, |ms| ms > USUAL_GRACE_MS).await;
+    stage.driver.ok("release a").await.map(drop)
+}
+
+/// Waits until the hold is certain for such a time in milliseconds.
+async fn remains(stage: &mut Stage, expected: fn(i64) -> bool) {
+    eventually("the time for which the hold is certain", async || {
+        let check = stage.driver.ok("check a").await?;
+        ensure!(expected(number(&check, "remaining")?), "{check}");
+        Ok(())
+    })
+    .await;
 }
