@@ -29,7 +29,7 @@ pub(in crate::core) struct Journal {
     delayed_scripts: VecDeque<(u64, OpId)>,
     /// The numbers of holds and waiters that the journal has.
     numbers: HashSet<Number>,
-    /// The instant at which this run continued the state of an earlier one, which has promised nothing since.
+    /// The instant at which this run took over from an earlier one. That one promised nothing after it.
     took_over: Moment,
 }
 

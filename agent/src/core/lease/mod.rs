@@ -375,10 +375,18 @@ impl LeaseTable {
         self.get(number)
     }
 
-    /// Takes an EXTEND back: the hold is kept as before. The longer lease in Redis does no harm.
+    /// Takes an EXTEND back: the hold is kept as before. The longer lease in Redis does no harm: a renewed hold has it for as
+    /// long as a renewal would give it now. A red hold, which no journal keeps, stays as it is.
     pub(in crate::core) fn keep_as_before(&mut self, number: Number, before: Keeping, now: Moment) {
+        let renewed = self.lease.valid_until(now);
         self.change(number, |hold| {
-            let Keeping { mode, lease, valid_until, earlier_leases } = before;
+            if hold.node_leases.is_some() {
+                return;
+            }
+            let Keeping { mode, lease, mut valid_until, earlier_leases } = before;
+            if mode == LeaseMode::Renewed {
+                valid_until = valid_until.max(hold.valid_until.min(renewed));
+            }
             (hold.mode, hold.lease, hold.valid_until) = (mode, lease, valid_until);
             hold.earlier_leases = earlier_leases;
             hold.renew_from(now);
