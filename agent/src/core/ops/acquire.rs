@@ -221,7 +221,7 @@ impl Core {
         if over.is_some() {
             self.locks.set_last_error(name, Some(failure.text().to_owned()));
         }
-        if may_have_run {
+        if matches!(failure, Failure::Lost(_)) {
             self.locks.set_may_be_queued(waiter, sent);
         }
         // A read under a write hold is in no queue that could try again for it.
