@@ -39,12 +39,13 @@ impl Listener {
                 if self.signs.subscribed.swap(false, Ordering::Relaxed) {
                     self.signs.suspect.notify_one();
                 }
+                if since.elapsed() >= PROVEN {
+                    backoff.reset();
+                    logged.remove(&place);
+                }
                 if logged.get(&place) != Some(&reason) {
                     tracing::info!(redis.sentinels = %self.target, reason, "lost the subscription to a sentinel");
                     logged.insert(place, reason);
-                }
-                if since.elapsed() >= PROVEN {
-                    backoff.reset();
                 }
                 sleep(backoff.after_failure(false)).await;
             }
