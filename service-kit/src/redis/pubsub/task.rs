@@ -170,8 +170,7 @@ impl<'a> Session<'a> {
                 }
                 () = wanted.changed(), if room => {}
                 () = tokio::time::sleep_until(self.retry_at), if !self.refused.is_empty() => {
-                    self.retried = std::mem::take(&mut self.refused);
-                    wanted.repeat(&self.retried);
+                    self.retried = wanted.repeat(std::mem::take(&mut self.refused));
                 }
                 () = tokio::time::sleep_until(deadline) => self.on_silence().await?,
                 () = self.task.events.closed() => return Err(End::Unreceived),

@@ -112,11 +112,13 @@ impl Wanted {
         taken.into_iter().map(change).collect()
     }
 
-    /// Turns those of the topics that are still wanted into changes once more.
-    pub(super) fn repeat(&self, topics: &HashSet<Topic>) {
+    /// Turns those of the topics that are still wanted into changes once more, and returns them.
+    pub(super) fn repeat(&self, mut topics: HashSet<Topic>) -> HashSet<Topic> {
         let mut sets = self.lock();
-        let Sets { wanted, changed: Some(changed) } = &mut *sets else { return };
-        changed.extend(wanted.intersection(topics).cloned());
+        let Sets { wanted, changed: Some(changed) } = &mut *sets else { return HashSet::new() };
+        topics.retain(|topic| wanted.contains(topic));
+        changed.extend(topics.iter().cloned());
+        topics
     }
 
     /// Waits for a change that may not have been taken.
