@@ -124,8 +124,8 @@ impl Classifier<'_> {
                 .effects()
                 .any(|effect| effect.command == Command::ZRem && effect.holder() == Some(holder))
         {
-            // An attempt that does not join the queue is refused without reading the TTL. A grant begins with the end of the
-            // holder's own wait.
+            // An attempt that does not join the queue is refused without reading the TTL. A grant by Redisson begins
+            // with the end of the holder's own wait.
             Action::Refused
         } else {
             Action::Failed

@@ -1,8 +1,8 @@
 -- Grants the lock once to ARGV[1], with a lease, if it is free and no living waiter is ahead. Otherwise, if asked to,
 -- joins the end of the queue, or extends the deadline of the waiter's existing position.
 -- KEYS: lock, fair queue, fair deadlines
--- ARGV: holder, lease ms, own wait ms, to queue the ms since the previous refresh of its position (0 if it has none, empty not to
---       queue), the first holder id of this run of the agent, prefix of the waiters' channels, publishing commands...
+-- ARGV: holder, lease ms, own wait ms, ms since its position was last refreshed (0: it has none yet; empty: do not queue), the first
+--       holder id of this run of the agent, prefix of the waiters' channels, publishing commands...
 -- Replies like acquire. On refusal, the milliseconds are the time until the next attempt is worthwhile, and the head of the
 -- queue, if it is another waiter, follows the holders.
 local lock, holder, lease, wait, waited = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])

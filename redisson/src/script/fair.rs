@@ -6,17 +6,17 @@ use std::time::Duration;
 use super::{ACQUIRE_FAIR, Args, Call, HAND_OVER_FAIR, Publish, RELEASE_FAIR, text, with_queue};
 use crate::{HolderId, Lease, LockName, keys};
 
-/// Acquires the lock if it is free and no living waiter is ahead. Otherwise, with `queue`, joins the end of the queue or
-/// extends the deadline of the existing position, last extended `queue` ago. A position lasts for `wait` unless extended.
-/// Positions of the same client below `first`, the first holder of this run, are dead. If only dead ones kept the next
-/// waiter from a free lock, it is notified. Parse the reply with [`super::parse_acquire`].
+/// Acquires the lock if it is free and no living waiter is ahead. Otherwise, with `waited`, the time since its position was
+/// last extended, joins the end of the queue or extends the position, which lasts for `wait` unless extended. Positions of
+/// the same client below `first`, the first holder of this run, are dead. If only dead ones kept the next waiter from a free
+/// lock, it is notified. Parse the reply with [`super::parse_acquire`].
 #[must_use]
 pub fn acquire_fair(
     name: &LockName,
     holder: &HolderId,
     lease: Lease,
     wait: Duration,
-    queue: Option<Duration>,
+    waited: Option<Duration>,
     first: &HolderId,
     publish: Publish,
 ) -> Call {
@@ -24,7 +24,7 @@ pub fn acquire_fair(
         text(holder),
         text(lease.millis()),
         text(wait.as_millis()),
-        queue.map_or_else(Vec::new, |waited| text(waited.as_millis())),
+        waited.map_or_else(Vec::new, |waited| text(waited.as_millis())),
         text(first),
         keys::fair_channel_prefix(name),
     ]);

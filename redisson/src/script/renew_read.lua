@@ -4,7 +4,7 @@
 -- A marker that is missing here may be on another node of a cluster, while its slot moves. So markers are restored only if their
 -- prefixes are keys too, which no node has: Redis refuses a script some of whose keys are missing while their slot moves.
 -- KEYS: locks; to restore missing markers, then the marker prefix of each
--- ARGV: 'renew', or 'verify' to write nothing where nothing is missing; most markers per hold, count, then holder, marker prefix
+-- ARGV: 'renew', or 'verify' to extend only what is too short or missing; most markers per hold, count, then holder, marker prefix
 -- and lease ms of each lock
 -- Replies the number of holds that are renewed, then, for each other one, its index and: 0 the lock is gone; 2 held by others;
 -- 3 not a lock; 4 renewed, but for markers that are missing.
@@ -45,7 +45,7 @@ for i = 1, locks do
     local before = redis.call('PTTL', lock)
     local left = math.max(lease, before)
     local shortened = before >= 0 and before < lease
-    if left > 0 and (renews or restore or shortened or current ~= count) then
+    if left > 0 and (renews or restore and lease > 0 or shortened or current ~= count) then
       -- The first write: a full Redis refuses HSET and SET unless the script has already written.
       redis.call('PEXPIRE', lock, left)
     end
