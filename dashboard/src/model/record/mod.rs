@@ -37,6 +37,9 @@ use hold_history::HoldHistory;
 use release::Releases;
 pub use restored::RestoredLock;
 
+/// The longest time for which events that come faster than readings leave a lock unread.
+const LONGEST_UNREAD: Duration = Duration::from_secs(1);
+
 /// The state of a lock's scope at the time of an observation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScopeContext {
@@ -611,11 +614,14 @@ impl Record {
         self.stamp.filter(|stamp| stamp.sent >= at.moment())
     }
 
-    /// Returns whether a reading may apply: it is newer than all others, and than the changes that events have shown.
+    /// Returns whether a reading may apply: it is newer than all others, and than the changes that events have shown. A lock
+    /// that changes more often than it can be read is read all the same, now and then.
     fn is_newer(&self, stamp: Stamp) -> bool {
         let changed = self.releases.as_ref().and_then(|releases| releases.changed);
+        let is_due = |last: Stamp| stamp.received.since(last.received) > LONGEST_UNREAD;
         self.stamp.is_none_or(|last| last.rank() < stamp.rank())
-            && changed.is_none_or(|changed| changed <= stamp.sent)
+            && (changed.is_none_or(|changed| changed <= stamp.sent)
+                || self.stamp.is_some_and(is_due))
     }
 
     /// Records that an event at that instant, not a reading, has shown the present holds.

@@ -119,7 +119,7 @@ impl Record {
     }
 
     /// Ends the acknowledgements of suspected problems that new evidence has made certain. A stuck lock and a starving waiter
-    /// become certain without any, when a source is on for long enough.
+    /// become certain without new evidence, once a source has been on for long enough.
     pub(super) fn end_outdated_acknowledgements(
         &mut self,
         at: SteadyMillis,
