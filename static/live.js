@@ -108,7 +108,7 @@
     }
     for (const [id, html] of Object.entries(patch.regions ?? {})) {
       regions.set(id, html);
-      if (!URGENT.includes(id) && applied.get(id) !== html) missed.add(id);
+      if (!URGENT.includes(id) && byId(id) && applied.get(id) !== html) missed.add(id);
     }
     if (patch.full) {
       const changed = changedSince(before);
@@ -242,13 +242,16 @@
 
   // --- Detecting a reader who points at an element, or is in it with the keyboard.
   let lastTouch = -Infinity;
+  // The element that was tapped last counts as hovered until another one is.
+  let tapped = false;
+  document.addEventListener("pointerover", (event) => { tapped = event.pointerType === "touch"; }, { passive: true });
   for (const event of ["touchstart", "touchmove"]) {
     document.addEventListener(event, () => { lastTouch = performance.now(); }, { passive: true });
   }
 
   function isTouched(element, hasFocus) {
     const selection = getSelection();
-    return element.matches(":hover")
+    return (!tapped && element.matches(":hover"))
       || hasFocus
       || (selection && !selection.isCollapsed && element.contains(selection.anchorNode))
       || performance.now() - lastTouch < 3000;
