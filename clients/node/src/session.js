@@ -417,6 +417,7 @@ export class Session {
     try {
       signal?.throwIfAborted();
       const sent = boot();
+      let listed = sent;
       let ticket;
       if (this.#id === null) {
         try {
@@ -433,6 +434,7 @@ export class Session {
         this.#secret = ticket.secret; // The next command voids the old secret.
         this.#warn(false); // After it, the agent reports the holds that are at risk.
         await connection.call("SESSION", ...OPTIONS);
+        listed = boot();
         ticket.holds = await connection.call("HOLDS"); // A loss before PUSH on is never reported.
       }
       if (connection.closed) throw new Disconnected("closed");
@@ -446,7 +448,7 @@ export class Session {
       this.#connection = connection;
       this.#proven = sent;
       this.#uncertain = false;
-      this.#takeOver(ticket.holds ?? [], sent);
+      this.#takeOver(ticket.holds ?? [], listed);
     } catch (error) {
       connection.abort();
       this.#warn(true);

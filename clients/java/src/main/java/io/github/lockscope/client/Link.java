@@ -158,9 +158,9 @@ final class Link implements Connection.Listener {
         var fresh = Connection.open(path, engine, this, left, interruption);
         var limit = engine.after(left - (System.nanoTime() - begun), fresh::close);
         long sent = BootClock.atLeast();
-        List<?> holds;
+        Listed listed;
         try {
-            holds = begin(fresh, interruption);
+            listed = begin(fresh, interruption);
         } catch (Failure failure) {
             fresh.close();
             throw limit.getDelay(TimeUnit.NANOSECONDS) <= 0 ? Failure.disconnected("no reply in time") : failure;
@@ -181,9 +181,16 @@ final class Link implements Connection.Listener {
             fresh.quit();
             return;
         }
-        listener.onConnect(holds, sent);
+        listener.onConnect(listed.holds(), listed.sent());
         if (fresh.isClosed()) {
             onClose(fresh);
+        }
+    }
+
+    /** A session's holds, in reply to a command sent at that instant. */
+    private record Listed(List<?> holds, long sent) {
+        static Listed none() {
+            return new Listed(List.of(), BootClock.atLeast());
         }
     }
 
@@ -191,7 +198,7 @@ final class Link implements Connection.Listener {
      * Begins a session on a connection, or resumes the existing one. Returns the session's holds, which are read once the
      * agent reports losses: one before PUSH on is never reported.
      */
-    private List<?> begin(Connection fresh, Interruption interruption) throws Failure, InterruptedException {
+    private Listed begin(Connection fresh, Interruption interruption) throws Failure, InterruptedException {
         String id;
         String secret;
         synchronized (this) {
@@ -205,9 +212,10 @@ final class Link implements Connection.Listener {
             boolean pushes = false;
             try {
                 fresh.call(interruption, "SESSION", "PUSH", "on", "PROCESS", "on");
+                long sent = BootClock.atLeast();
                 var holds = Fields.list(fresh.call(interruption, "HOLDS"));
                 pushes = true;
-                return holds;
+                return new Listed(holds, sent);
             } finally {
                 if (!pushes) {
                     listener.onResume(false);
@@ -219,7 +227,7 @@ final class Link implements Connection.Listener {
                 // With PROCESS the grace ends with this process, since nothing else knows the secret.
                 long millis = TimeUnit.NANOSECONDS.toMillis(grace);
                 remember(fresh.call(interruption, "SESSION", "GRACE", millis, "PUSH", "on", "PROCESS", "on"), grace);
-                return List.of();
+                return Listed.none();
             } catch (Failure failure) {
                 // An agent without a journal grants locks but no grace.
                 if (!failure.code().equals("UNAVAILABLE")) {
@@ -228,7 +236,7 @@ final class Link implements Connection.Listener {
             }
         }
         remember(fresh.call(interruption, "SESSION", "PUSH", "on"), 0);
-        return List.of();
+        return Listed.none();
     }
 
     private synchronized void remember(Object reply, long grace) {
