@@ -219,21 +219,21 @@ class Session:
     async def unlock(self, grant: Grant) -> None:
         """Close a handle and release its hold, even when cancelled."""
         grant.handles -= 1
-        await self._finish(self._release(grant))
+        await self._finish(self._release(grant), grant)
 
     async def _release(self, grant: Grant) -> None:
         with self._used():
             async with self._mutex:
                 await self._settle(grant)
 
-    async def _finish(self, work: "Coroutine[Any, Any, None]") -> None:
+    async def _finish(self, work: "Coroutine[Any, Any, None]", grant: Grant) -> None:
         """Run work that continues if its caller is cancelled, which would leave a command without a reply."""
         task = self._spawn(work)
         # This keeps asyncio from reporting an error that a cancelled caller does not see.
         task.add_done_callback(lambda _: task.cancelled() or task.exception())
         await asyncio.wait({task})
-        if task.cancelled():
-            raise Unavailable(CLOSED)
+        if task.cancelled():  # By the close of the agent object, which has lost the hold.
+            raise LockLost(grant.name, grant.reason or CLOSED)
         task.result()
 
     async def extend(self, grant: Grant, lease: Optional[float]) -> None:
@@ -242,7 +242,7 @@ class Session:
             raise from_reply("LIMIT a lease must be at least 0.1 s")
         if not self.usable():
             raise LockLost(grant.name, grant.reason or "")
-        await self._finish(self._extend(grant, lease))
+        await self._finish(self._extend(grant, lease), grant)
 
     async def _extend(self, grant: Grant, lease: Optional[float]) -> None:
         async with self._mutex:
