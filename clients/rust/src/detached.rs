@@ -44,7 +44,7 @@ impl Cancel {
     }
 }
 
-/// Work that goes on in a separate task unless it ends when it is polled first.
+/// Work that moves to a separate task unless its first poll completes it.
 pub(crate) struct Detached<T: 'static> {
     /// Absent once it was polled.
     work: Option<Pin<Box<dyn Future<Output = Result<T>> + Send>>>,
