@@ -50,8 +50,12 @@ struct Io {
 }
 
 impl Connection {
-    /// Connects to a Unix socket. The listener receives events until the connection is closed.
-    pub(crate) async fn open(path: &Path, listener: impl Listener) -> io::Result<Arc<Self>> {
+    /// Connects to a Unix socket and sends HELLO, whose pending reply it returns, too. The listener receives events until the
+    /// connection is closed.
+    pub(crate) async fn open(
+        path: &Path,
+        listener: impl Listener,
+    ) -> io::Result<(Arc<Self>, Reply)> {
         let stream = Arc::new(UnixStream::connect(path).await?);
         let io = Io {
             stream: Some(stream.clone()),
@@ -60,12 +64,14 @@ impl Connection {
             closing: false,
         };
         let connection = Arc::new(Self { io: Mutex::new(io), wake: Notify::new() });
+        // An agent may refuse the connection before it has read anything: its reason is the first reply.
+        let hello = connection.send(&Command::hello());
         let end = End { connection: connection.clone(), listener };
         tokio::spawn(async move {
             // An error ends the connection like any other end.
             let _ = end.connection.read(&stream, &end.listener).await;
         });
-        Ok(connection)
+        Ok((connection, hello))
     }
 
     fn io(&self) -> MutexGuard<'_, Io> {

@@ -62,8 +62,7 @@ impl Session {
         cancel: Option<&Cancel>,
     ) -> io::Result<Result<(), Failure>> {
         let listener = SessionListener(Arc::downgrade(self));
-        let connection = Connection::open(&self.path, listener).await?;
-        let mut hello = connection.send(&Command::hello());
+        let (connection, mut hello) = Connection::open(&self.path, listener).await?;
         let sent = boot();
         let limit = end.saturating_sub(sent).clamp(LEAST_LIMIT, REPLY_LIMIT);
         let opening = timeout(limit, self.take_session(&connection));
@@ -327,7 +326,7 @@ mod tests {
         let _agent = UnixListener::bind(&socket).unwrap();
         let session = Session::new(socket.clone(), GRACE, Weak::<Pool>::new());
         let listener = SessionListener(Arc::downgrade(&session));
-        let ended = Connection::open(&socket, listener).await.unwrap();
+        let (ended, _) = Connection::open(&socket, listener).await.unwrap();
         std::fs::remove_file(&socket).unwrap();
         let key = (b"orders:42".to_vec(), b"lock".to_vec());
         let grant = Arc::new(Grant::new(key.clone(), "holder".to_owned(), None, true));

@@ -513,9 +513,8 @@ impl Session {
 
     /// Runs one command on a separate connection.
     pub(crate) async fn call_once(&self, command: &Command) -> Result<Value, Failure> {
-        let connection = Connection::open(&self.path, Nobody).await;
-        let connection = connection.map_err(|_| Failure::Disconnected)?;
-        drop(connection.send(&Command::hello()));
+        let opened = Connection::open(&self.path, Nobody).await;
+        let (connection, _) = opened.map_err(|_| Failure::Disconnected)?;
         let outcome = connection.call(command).await;
         connection.close();
         outcome
