@@ -23,32 +23,18 @@ impl Stand {
     async fn new(prepare: Option<&str>) -> Result<Self> {
         let redis = RedisServer::start().await?;
         let folder = tempfile::Builder::new().prefix("lockscope-stand-").tempdir()?;
-        for attempt in 0..20 {
-            let port = random_port();
-            let inner = agent::command(folder.path(), &redis.url(), port, &[])?;
+        let process = started(folder.path(), &redis.url(), &[], |inner| {
             let mut command = match prepare {
                 Some(_) => apart(),
                 None => process::command(Path::new("/bin/sh")),
             };
             let script = format!("set -e; {}; shift; exec \"$@\"", prepare.unwrap_or(":"));
-            command.args(["-c", &script, "sh"]);
-            command.arg(folder.path()).arg(inner.get_program()).args(inner.get_args());
-            let log = folder.path().join(format!("agent-{attempt}.log"));
-            let mut process = Process::spawn("lockscope-agent", command, &log, None)?;
-            let ready = eventually("the agent to be ready, or to end", async || {
-                if process.ended()?.is_some() {
-                    return Ok(false);
-                }
-                ensure!(http::get(port, "/readyz").await?.status == 200);
-                Ok(true)
-            })
-            .await;
-            if ready {
-                return Ok(Self { _redis: redis, process, folder });
-            }
-            ensure!(process.log().contains("in use"), "{}", process.log());
-        }
-        anyhow::bail!("no port is free")
+            command.args(["-c", &script, "sh"]).arg(folder.path());
+            command.arg(inner.get_program()).args(inner.get_args());
+            command
+        })
+        .await?;
+        Ok(Self { _redis: redis, process, folder })
     }
 
     async fn session(&self) -> Result<Client> {
@@ -60,6 +46,35 @@ impl Stand {
         let folder = self.folder.path().join("state");
         PathBuf::from(format!("/proc/{}/root{}", self.process.pid(), folder.display()))
     }
+}
+
+/// Starts an agent by the command that `wrap` makes of its own, and waits until it is ready. Another port is tried if one is
+/// taken.
+pub(crate) async fn started(
+    folder: &Path,
+    redis_url: &str,
+    flags: &[String],
+    wrap: impl Fn(&Command) -> Command,
+) -> Result<Process> {
+    for attempt in 0..20 {
+        let port = random_port();
+        let command = wrap(&agent::command(folder, redis_url, port, flags)?);
+        let log = folder.join(format!("agent-{attempt}.log"));
+        let mut process = Process::spawn("lockscope-agent", command, &log, None)?;
+        let ready = eventually("the agent to be ready, or to end", async || {
+            if process.ended()?.is_some() {
+                return Ok(false);
+            }
+            ensure!(http::get(port, "/readyz").await?.status == 200);
+            Ok(true)
+        })
+        .await;
+        if ready {
+            return Ok(process);
+        }
+        ensure!(process.log().contains("in use"), "{}", process.log());
+    }
+    anyhow::bail!("no port is free")
 }
 
 /// Returns a shell in a separate mount name space.

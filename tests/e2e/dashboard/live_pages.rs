@@ -100,7 +100,7 @@ async fn every_page_updates_live() -> Result<()> {
     Ok(())
 }
 
-/// Otherwise the command that a page shows next to a new problem would release whoever holds the lock.
+/// Otherwise the command that a page shows next to a new problem would release any holder of the lock.
 #[tokio::test]
 async fn the_command_that_releases_by_hand_follows_the_holder() -> Result<()> {
     let bench = Bench::new().await?;

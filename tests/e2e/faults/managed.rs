@@ -6,14 +6,13 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use harness::process::Process;
 use harness::proxy::Place;
-use harness::redis::random_port;
-use harness::{Agent, Client, Dashboard, Proxy, RedisServer, Reply, agent, eventually, http};
+use harness::{Agent, Client, Dashboard, Proxy, RedisServer, Reply, eventually};
 use serde_json::Value;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{LONG, assert_held_by, holder, lock, lost, on, ready};
-use crate::agent::state_folder::{apart, may_mount};
+use crate::agent::state_folder::{apart, may_mount, started};
 use crate::dashboard::{held, lock as seen, take};
 
 /// The names of the connections of an agent and of a dashboard.
@@ -115,29 +114,14 @@ async fn forward(port: u16, to: u16) -> Result<()> {
 
 /// Starts an agent for which `hosts` is `/etc/hosts`, and waits until it is ready.
 async fn agent_with_names(folder: &Path, hosts: &Path, redis_url: &str) -> Result<Process> {
-    for attempt in 0..20 {
-        let port = random_port();
-        let flags: Vec<String> = LONG.iter().map(|&flag| flag.to_owned()).collect();
-        let inner = agent::command(folder, redis_url, port, &flags)?;
+    let flags: Vec<String> = LONG.iter().map(|&flag| flag.to_owned()).collect();
+    started(folder, redis_url, &flags, |inner| {
         let mut command = apart();
         command.args(["-ec", "mount --bind \"$1\" /etc/hosts; shift; exec \"$@\"", "sh"]);
         command.arg(hosts).arg(inner.get_program()).args(inner.get_args());
-        let log = folder.join(format!("agent-{attempt}.log"));
-        let mut process = Process::spawn("lockscope-agent", command, &log, None)?;
-        let ready = eventually("the agent to be ready, or to end", async || {
-            if process.ended()?.is_some() {
-                return Ok(false);
-            }
-            ensure!(http::get(port, "/readyz").await?.status == 200);
-            Ok(true)
-        })
-        .await;
-        if ready {
-            return Ok(process);
-        }
-        ensure!(process.log().contains("in use"), "{}", process.log());
-    }
-    anyhow::bail!("no port is free")
+        command
+    })
+    .await
 }
 
 #[tokio::test]

@@ -9,7 +9,9 @@ use redisson::script::{
 };
 use redisson::{HolderId, LockName};
 
-use super::{Bench, GRANTED, full, keys, lease, messages, name, other_keys, ours, script, theirs};
+use super::{
+    Bench, GRANTED, full, keys, lease, messages, name, other_keys, ours, queued, script, theirs,
+};
 
 const WAIT: Duration = Duration::from_secs(15);
 
@@ -466,10 +468,7 @@ async fn a_restarted_agent_waits_for_none_of_its_own_dead_waiters() -> Result<()
         bench.fair(&lock, waiter).await?;
     }
     bench.release_fair(&lock, ours(1)).await?;
-    let (queue, first) = (Some(Duration::ZERO), agents(1, 0));
-    let length = lease(60_000);
-    let call =
-        script::acquire_fair(&lock, &agents(1, 1), length, WAIT, queue, &first, Publish::Plain);
+    let call = queued(&lock, agents(1, 1), 60_000, agents(1, 0));
     let reply = parse_acquire(&bench.call(&call).await?)?;
     let AcquireOutcome::Held { holders, .. } = reply else { panic!("another agent's is next") };
     assert_eq!(holders, [other_agent], "which lives, for all that is known");

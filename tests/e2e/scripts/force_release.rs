@@ -7,7 +7,7 @@ use redisson::script::{ExpectedLock, ExpectedTtl, ForceReleaseOutcome, Publish};
 use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, LockName};
 
-use super::{Bench, keys, lease, messages, name, other_keys, ours, script, theirs};
+use super::{Bench, keys, lease, messages, name, other_keys, ours, queued, script, theirs};
 
 fn holder(id: HolderId, count: i64) -> Holder {
     Holder { id, count }
@@ -261,30 +261,9 @@ async fn a_released_writer_keeps_its_own_read_holds() -> Result<()> {
 async fn the_living_head_of_a_fair_queue_is_notified() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    let wait = Duration::from_secs(15);
-    bench
-        .call(&script::acquire_fair(
-            &lock,
-            &theirs(),
-            lease(300_000),
-            wait,
-            Some(Duration::ZERO),
-            &ours(0),
-            Publish::Plain,
-        ))
-        .await?;
+    bench.call(&queued(&lock, theirs(), 300_000, ours(0))).await?;
     bench.client.call("RPUSH redisson_lock_queue:{a} somebody-dead").await?;
-    bench
-        .call(&script::acquire_fair(
-            &lock,
-            &ours(1),
-            lease(300_000),
-            wait,
-            Some(Duration::ZERO),
-            &ours(0),
-            Publish::Plain,
-        ))
-        .await?;
+    bench.call(&queued(&lock, ours(1), 300_000, ours(0))).await?;
     let mut head = bench.subscriber(&keys::fair_channel(&lock, &ours(1))).await?;
     let seen = [holder(theirs(), 1)];
     assert_eq!(bench.force_release(&lock, &seen).await?, ForceReleaseOutcome::Released);
@@ -296,41 +275,11 @@ async fn the_living_head_of_a_fair_queue_is_notified() -> Result<()> {
 #[tokio::test]
 async fn a_dead_waiter_is_removed_and_the_next_one_notified() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let (lock, wait) = (name("a"), Duration::from_secs(60));
+    let lock = name("a");
     let place = |n, deadline| script::remove_waiter(&lock, &ours(n), deadline, Publish::Plain);
-    bench
-        .call(&script::acquire_fair(
-            &lock,
-            &theirs(),
-            lease(3_600_000),
-            wait,
-            Some(Duration::ZERO),
-            &ours(0),
-            Publish::Plain,
-        ))
-        .await?;
-    bench
-        .call(&script::acquire_fair(
-            &lock,
-            &ours(1),
-            lease(300_000),
-            wait,
-            Some(Duration::ZERO),
-            &ours(0),
-            Publish::Plain,
-        ))
-        .await?;
-    bench
-        .call(&script::acquire_fair(
-            &lock,
-            &ours(2),
-            lease(300_000),
-            wait,
-            Some(Duration::ZERO),
-            &ours(0),
-            Publish::Plain,
-        ))
-        .await?;
+    bench.call(&queued(&lock, theirs(), 3_600_000, ours(0))).await?;
+    bench.call(&queued(&lock, ours(1), 300_000, ours(0))).await?;
+    bench.call(&queued(&lock, ours(2), 300_000, ours(0))).await?;
     let deadline = async |bench: &mut Bench, waiter: HolderId| -> Result<Option<u64>> {
         let score = format!("ZSCORE redisson_lock_timeout:{{a}} {waiter}");
         Ok(bench.client.call(&score).await?.text().parse().ok())

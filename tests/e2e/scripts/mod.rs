@@ -18,6 +18,7 @@ mod servers;
 mod show;
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use harness::{Client, RedisServer, Reply};
@@ -38,7 +39,7 @@ struct Bench {
 }
 
 fn lease(ms: u64) -> Lease {
-    Lease::new(std::time::Duration::from_millis(ms)).expect("tests stay within bounds")
+    Lease::new(Duration::from_millis(ms)).expect("tests stay within bounds")
 }
 
 fn name(text: &str) -> LockName {
@@ -77,6 +78,12 @@ async fn run(client: &mut Client, call: &Call) -> Result<Reply> {
 
 async fn eval(client: &mut Client, call: &Call) -> Result<Value> {
     value(run(client, call).await?)
+}
+
+/// Returns a first attempt at a fair lock that joins the queue.
+fn queued(lock: &LockName, who: HolderId, ms: u64, first: HolderId) -> Call {
+    let (wait, waited) = (Duration::from_secs(15), Some(Duration::ZERO));
+    script::acquire_fair(lock, &who, lease(ms), wait, waited, &first, Publish::Plain)
 }
 
 impl Bench {

@@ -88,32 +88,17 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
         (script::acquire_fenced(&t, &one, l, 1), &["acquired token fenced 1"]),
         (script::acquire_fenced(&t, &two, l, 1), &["refused token fenced 2"]),
         (script::force_release(&t, seen(&held), &[], p), &["force_released token - -"]),
-        (
-            script::acquire_fair(&f, &one, l, wait, Some(Duration::ZERO), &ours(0), p),
-            &["acquired fair fair 1"],
-        ),
+        (queued(&f, one, 30_000, ours(0)), &["acquired fair fair 1"]),
         (script::acquire_fair(&f, &two, l, wait, None, &ours(0), p), &["refused fair fair 2"]),
-        (
-            script::acquire_fair(&f, &two, l, wait, Some(Duration::ZERO), &ours(0), p),
-            &["queued fair fair 2"],
-        ),
-        (
-            script::acquire_fair(&f, &two, l, wait, Some(Duration::ZERO), &ours(0), p),
-            &["refused fair fair 2"],
-        ),
+        (queued(&f, two, 30_000, ours(0)), &["queued fair fair 2"]),
+        (queued(&f, two, 30_000, ours(0)), &["refused fair fair 2"]),
         (
             script::hand_over_fair(&f, (&one, &two), l, wait, &ours(0), p),
             &["handed_over fair fair 1"],
         ),
         (script::hand_over_fair(&f, (&two, &one), l, wait, &ours(0), p), &["released fair fair 2"]),
-        (
-            script::acquire_fair(&f, &one, l, wait, Some(Duration::ZERO), &ours(0), p),
-            &["acquired fair fair 1"],
-        ),
-        (
-            script::acquire_fair(&f, &two, l, wait, Some(Duration::ZERO), &ours(0), p),
-            &["queued fair fair 2"],
-        ),
+        (queued(&f, one, 30_000, ours(0)), &["acquired fair fair 1"]),
+        (queued(&f, two, 30_000, ours(0)), &["queued fair fair 2"]),
         (script::release_fair(&f, &two, wait, &ours(0), p), &["left_queue fair fair 2"]),
         (script::release_fair(&f, &one, wait, &ours(0), p), &["released fair fair 1"]),
         (script::acquire_write(&rw, &write, l), &["acquired rw write 1w"]),

@@ -13,7 +13,7 @@ use redisson::script::{
 };
 use redisson::{HolderId, LockName};
 
-use super::{Client, eval, keys, lease, name, ours, script, shape, theirs};
+use super::{Client, eval, keys, lease, name, ours, queued, script, shape, theirs};
 
 const WAIT: Duration = Duration::from_secs(15);
 const PUBLISH: Publish = Publish::Plain;
@@ -76,15 +76,7 @@ async fn no_script_fails_after_it_has_removed_the_last_waiter() -> Result<()> {
         eval(&mut client, &script::release_fair(left, &ours(2), WAIT, &ours(1), PUBLISH)).await?;
     assert_eq!(parse_release(&reply)?, ReleaseOutcome::Stolen);
 
-    let call = script::acquire_fair(
-        refused,
-        &ours(4),
-        length,
-        WAIT,
-        Some(Duration::ZERO),
-        &ours(3),
-        PUBLISH,
-    );
+    let call = queued(refused, ours(4), 60_000, ours(3));
     let AcquireOutcome::Held { holders, .. } = parse_acquire(&eval(&mut client, &call).await?)?
     else {
         panic!("others hold it")

@@ -8,7 +8,7 @@ use redisson::script::{
     parse_release, unannounced,
 };
 
-use super::{Bench, lease, name, ours, script};
+use super::{Bench, lease, name, ours, queued, script};
 
 const FAIR_WAIT: Duration = Duration::from_secs(15);
 
@@ -99,25 +99,9 @@ async fn a_release_whose_message_is_refused_is_a_release() -> Result<()> {
     bench.acquire(&plain, ours(1), 30_000).await?;
     for call in [
         script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, None, &ours(1), publish),
-        script::acquire_fair(
-            &fair,
-            &ours(2),
-            length,
-            FAIR_WAIT,
-            Some(Duration::ZERO),
-            &ours(1),
-            publish,
-        ),
+        queued(&fair, ours(2), 30_000, ours(1)),
         script::acquire_fair(&passed, &ours(1), length, FAIR_WAIT, None, &ours(1), publish),
-        script::acquire_fair(
-            &passed,
-            &ours(2),
-            length,
-            FAIR_WAIT,
-            Some(Duration::ZERO),
-            &ours(1),
-            publish,
-        ),
+        queued(&passed, ours(2), 30_000, ours(1)),
         script::acquire_read(&read, &ours(1), length, None),
         script::acquire_write(&write, &writer, length),
     ] {
@@ -152,8 +136,8 @@ async fn a_forced_release_whose_messages_are_refused_is_a_release() -> Result<()
     for lock in [&whole, &part] {
         bench.acquire(lock, ours(1), 30_000).await?;
     }
-    let queued = Some(Duration::ZERO);
-    for (holder, waits) in [(ours(1), None), (ours(2), queued), (ours(3), queued)] {
+    let joins = Some(Duration::ZERO);
+    for (holder, waits) in [(ours(1), None), (ours(2), joins), (ours(3), joins)] {
         let call =
             script::acquire_fair(&fair, &holder, length, FAIR_WAIT, waits, &ours(1), publish);
         bench.call(&call).await?;
