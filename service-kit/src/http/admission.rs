@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
+use tokio::sync::futures::OwnedNotified;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// The most connections of one address that have not sent a request yet.
@@ -19,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Admission {
     /// Connections that have sent a request.
     active: Arc<Semaphore>,
+    /// Notified when a request has to wait for the others.
+    crowded: Arc<Notify>,
     /// Connections that have not, the oldest first.
     waiting: Mutex<Waiting>,
     most_waiting: usize,
@@ -45,6 +48,7 @@ impl Admission {
         let active = Arc::new(Semaphore::new(connections));
         Arc::new(Self {
             active,
+            crowded: Arc::default(),
             waiting: Mutex::default(),
             most_waiting: connections.saturating_mul(4).max(256),
         })
@@ -80,12 +84,34 @@ impl Admission {
     }
 }
 
+/// One of the connections with requests.
+#[derive(Debug)]
+pub(super) struct Seat {
+    _permit: OwnedSemaphorePermit,
+    /// True if the request had to wait for it.
+    pub(super) was_crowded: bool,
+}
+
 impl Ticket {
-    /// Takes one of the connections with requests, and waits until one is free.
-    pub(super) async fn activate(&self) -> Option<OwnedSemaphorePermit> {
-        let permit = Arc::clone(&self.admission.active).acquire_owned().await.ok();
+    /// Takes one of the connections with requests. While none is free, the others are asked to end after their responses.
+    /// Returns `None` if none becomes free in time.
+    pub(super) async fn activate(&self, limit: Duration) -> Option<Seat> {
+        let active = &self.admission.active;
+        let seat = match Arc::clone(active).try_acquire_owned() {
+            Ok(permit) => Seat { _permit: permit, was_crowded: false },
+            Err(_) => {
+                self.admission.crowded.notify_waiters();
+                let permit = timeout(limit, Arc::clone(active).acquire_owned()).await.ok()?.ok()?;
+                Seat { _permit: permit, was_crowded: true }
+            }
+        };
         self.leave();
-        permit
+        Some(seat)
+    }
+
+    /// Completes when, from now on, a request has to wait for the other connections.
+    pub(super) fn crowded(&self) -> OwnedNotified {
+        Arc::clone(&self.admission.crowded).notified_owned()
     }
 
     fn leave(&self) {

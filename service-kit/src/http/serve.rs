@@ -44,8 +44,10 @@ const ACCEPT_PAUSES: RangeInclusive<Duration> = Duration::from_millis(100)..=Dur
 /// The limits of one server's clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// The number of concurrent connections whose requests are answered. Further ones wait; `/healthz` and `/readyz` are
-    /// answered beyond it. Of the connections without a request, the oldest of an address give way to its new ones.
+    /// The number of concurrent connections whose requests are answered. When they are taken, those without a request in
+    /// progress are closed, and the others after their response. Further requests wait, and are refused with 503 after
+    /// [`Self::head_timeout`]; `/healthz` and `/readyz` are answered all the same. Of the connections that have not sent a
+    /// request, the oldest of an address give way to its new ones.
     pub connections: usize,
     /// The limit for receiving a request head. Idle connections are closed after it too.
     pub head_timeout: Duration,
@@ -62,6 +64,8 @@ impl Default for Limits {
         }
     }
 }
+
+const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 /// Serves `router` until `stop` is cancelled. Responses in flight then have one second to finish;
 /// event streams should end on the same token. Handlers get the peer's address from
@@ -148,7 +152,9 @@ async fn serve_one(
 ) {
     let app = TowerToHyperService::new(router);
     let evicted = ticket.evicted.clone();
+    let mut crowded = pin!(ticket.crowded());
     let seat = Arc::new((ticket, OnceCell::new()));
+    let own_seat = Arc::clone(&seat);
     let service = service_fn(move |request: Request<Incoming>| {
         let (seat, is_probe) = (Arc::clone(&seat), is_probe(request.uri().path()));
         let is_too_large = head_bytes(&request) > MAX_HEAD_BYTES;
@@ -162,13 +168,22 @@ async fn serve_one(
                 // A probe needs no seat, and leaves at once.
                 let mut response = answer.await?;
                 if seat.1.get().is_none() {
-                    let close = HeaderValue::from_static("close");
-                    response.headers_mut().insert(header::CONNECTION, close);
+                    response.headers_mut().insert(header::CONNECTION, CLOSE);
                 }
                 return Ok::<_, Infallible>(response);
             }
-            seat.1.get_or_init(|| seat.0.activate()).await;
-            answer.await
+            let taken = seat
+                .1
+                .get_or_try_init(|| async { seat.0.activate(limits.head_timeout).await.ok_or(()) });
+            let Ok(taken) = taken.await else {
+                tracing::debug!(%peer, connections = limits.connections, "too many HTTP connections");
+                return Ok(too_many());
+            };
+            let mut response = answer.await?;
+            if taken.was_crowded {
+                response.headers_mut().insert(header::CONNECTION, CLOSE);
+            }
+            Ok(response)
         }
     });
     let connection = http1::Builder::new()
@@ -177,10 +192,19 @@ async fn serve_one(
         .max_buf_size(MAX_READ_BYTES)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
-    let ended = tokio::select! {
-        ended = &mut connection => Some(ended),
-        () = evicted.cancelled() => return,
-        () = stop.cancelled() => None,
+    let ended = loop {
+        tokio::select! {
+            ended = &mut connection => break Some(ended),
+            () = evicted.cancelled() => return,
+            () = stop.cancelled() => break None,
+            () = &mut crowded => {
+                // One without a request is limited elsewhere.
+                if own_seat.1.initialized() {
+                    connection.as_mut().graceful_shutdown();
+                }
+                crowded.set(own_seat.0.crowded());
+            }
+        }
     };
     let ended = match ended {
         Some(ended) => ended,
@@ -207,8 +231,13 @@ fn too_large() -> Response {
         "the line and the headers of a request may have {MAX_HEAD_BYTES} bytes in total: a proxy may have added many groups or cookies\n"
     );
     // The connection has no seat, so it ends.
-    let close = [(header::CONNECTION, "close")];
-    (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, close, why).into_response()
+    (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, [(header::CONNECTION, CLOSE)], why)
+        .into_response()
+}
+
+fn too_many() -> Response {
+    let why = "all connections of this server are in use: try again later\n";
+    (StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, CLOSE)], why).into_response()
 }
 
 /// Returns true for paths that are answered when all connections are taken.

@@ -235,18 +235,57 @@ async fn probes_are_answered_while_one_address_takes_every_connection() {
 
 #[tokio::test]
 async fn connections_beyond_the_limit_wait() {
-    let limits = Limits { connections: 1, ..Limits::default() };
-    let site = Site::start(Router::new().route("/", get(|| async { "in" })), limits).await;
+    let limits =
+        Limits { connections: 1, head_timeout: Duration::from_secs(600), ..Limits::default() };
+    let router = Router::new().route("/endless", get(endless)).route("/", get(|| async { "in" }));
+    let site = Site::start(router, limits).await;
     let mut first = site.connect().await;
-    first.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
-    let mut byte = [0];
-    first.read_exact(&mut byte).await.unwrap();
+    begin(&mut first, "/endless").await;
     let second = site.get("/");
     tokio::pin!(second);
     let early = tokio::time::timeout(Duration::from_millis(100), &mut second).await;
     assert!(early.is_err(), "the first connection is still there");
     drop(first);
     assert_eq!(status(&second.await), "200");
+}
+
+/// Sends a request on a connection that stays open, and returns the response's head.
+async fn begin(stream: &mut TcpStream, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(in_time("the response", stream.read_u8()).await.unwrap());
+    }
+    String::from_utf8(head).unwrap()
+}
+
+#[tokio::test]
+async fn idle_connections_give_way_and_responses_in_progress_do_not() {
+    let limits =
+        Limits { connections: 2, head_timeout: Duration::from_secs(600), ..Limits::default() };
+    let router = Router::new().route("/endless", get(endless)).route("/", get(|| async { "in" }));
+    let site = Site::start(router, limits).await;
+    let (mut idle, mut stream) = (site.connect().await, site.connect().await);
+    begin(&mut idle, "/").await;
+    begin(&mut stream, "/endless").await;
+    let head = begin(&mut site.connect().await, "/").await;
+    assert_eq!(status(&head), "200");
+    assert!(head.contains("connection: close\r\n"), "{head}");
+    assert_eq!(in_time("the rest", rest_of(idle)).await, "in");
+    for _ in 0..100 {
+        in_time("more of the stream", stream.read_u8()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_refused_if_no_connection_ends_in_time() {
+    let limits =
+        Limits { connections: 1, head_timeout: Duration::from_millis(100), ..Limits::default() };
+    let site = Site::start(Router::new().route("/endless", get(endless)), limits).await;
+    let mut stream = site.connect().await;
+    begin(&mut stream, "/endless").await;
+    assert_eq!(status(&in_time("the refusal", site.get("/endless")).await), "503");
 }
 
 #[tokio::test]
