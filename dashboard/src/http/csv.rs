@@ -80,7 +80,7 @@ fn cell(raw: &str) -> String {
         if begins && matches!(c, '=' | '+' | '-' | '@') {
             text.push('\'');
         }
-        begins = matches!(c, ';' | '\t' | '\r' | '\n') || begins && c == ' ';
+        begins = matches!(c, ';' | '\t' | '\r' | '\n') || begins && matches!(c, ' ' | '"');
         text.push(c);
     }
     if text.contains(['"', ',', ';', '\t', '\n', '\r', '\'', ' ']) {
@@ -392,6 +392,8 @@ mod tests {
             ("x;=1;y", "\"x;'=1;y\""),
             ("x; @A1", "\"x; '@A1\""),
             ("a\n-1", "\"a\n'-1\""),
+            ("a;\"=1", "\"a;\"\"'=1\""),
+            ("\"\"=1", "\"\"\"\"\"'=1\""),
             ("a-b;c=d", "\"a-b;c=d\""),
             ("a,b", "\"a,b\""),
             ("say \"x\"", "\"say \"\"x\"\"\""),
