@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 /// The time in a pass for which a user's connections, and the core with their commands, may run.
 const SHARE: Duration = Duration::from_micros(250);
-/// The same while no other user is active, since waiting for another pass costs time.
+/// [`SHARE`] while no other user is active, since waiting for another pass costs time.
 const SHARE_ALONE: Duration = Duration::from_millis(2);
 /// The time after its latest run for which a user counts as active.
 const ACTIVE: Duration = Duration::from_secs(10);

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::LockName;
 
 /// The label of every group beyond the limit.
-pub const OVERFLOW: &str = "overflow";
+pub(crate) const OVERFLOW: &str = "overflow";
 /// The longest label, in bytes; longer ones are truncated.
 const MAX_LABEL: usize = 80;
 /// The upper limit of the true group count, which is a lower bound beyond it.
@@ -106,7 +106,7 @@ fn glob_captures<'n>(glob: &[u8], name: &'n [u8]) -> Option<Vec<&'n [u8]>> {
 /// Returns a name with its variable parts replaced by `*`: uuids, long hex words, runs of digits. Stars separated only by
 /// a hyphen, as in dates, become one.
 #[must_use]
-pub fn collapse(name: &[u8]) -> String {
+pub(crate) fn collapse(name: &[u8]) -> String {
     // PromQL cannot name a label value that has the replacement character.
     let text = String::from_utf8_lossy(name).replace(char::REPLACEMENT_CHARACTER, "?");
     let mut out = String::with_capacity(text.len());

@@ -19,7 +19,7 @@ pub const TOKEN: &[u8] = b"redisson_lock_token:";
 /// Prefix of the short-lived record that makes an unlock by Redisson idempotent.
 pub const UNLOCK_LATCH: &[u8] = b"redisson_unlock_latch:";
 /// Prefix of the channel that notifies an agent of a forced release of its hold. Specific to Lockscope.
-pub const FORCED_CHANNEL: &[u8] = b"lockscope:forced:";
+pub(crate) const FORCED_CHANNEL: &[u8] = b"lockscope:forced:";
 
 /// Prefix of the hash in which an agent describes itself. Specific to Lockscope.
 pub const AGENT: &[u8] = b"lockscope:agent:";
@@ -31,7 +31,7 @@ pub const AGENT_WAITERS: &[u8] = b"lockscope:waiters:";
 /// The message of a release on a plain, fenced or fair channel, and of the last reader's release.
 pub const RELEASED: &[u8] = b"0";
 /// The message of a release of the write side: every waiter may try.
-pub const WRITE_RELEASED: &[u8] = b"1";
+pub(crate) const WRITE_RELEASED: &[u8] = b"1";
 /// The second message of Lockscope's release of the write side, after [`WRITE_RELEASED`]. The first one wakes only the
 /// sleeping threads of a Redisson client and is lost on a thread that was refused but does not sleep yet. A zero is
 /// stored until a thread consumes it. This spelling parses as zero, yet observers can distinguish it from [`RELEASED`].
@@ -58,7 +58,7 @@ pub fn fair_channel(name: &LockName, waiter: &HolderId) -> Vec<u8> {
 
 /// Returns the prefix of a fair lock's wake-up channels; the waiter's id follows.
 #[must_use]
-pub fn fair_channel_prefix(name: &LockName) -> Vec<u8> {
+pub(crate) fn fair_channel_prefix(name: &LockName) -> Vec<u8> {
     [&channel(name), b":".as_slice()].concat()
 }
 

@@ -14,7 +14,7 @@ pub const MAX_FIELDS: u64 = 1024;
 /// The most fields of a lock held by unknown clients; with more, it is an application's counters.
 const MAX_FOREIGN: usize = 8;
 /// The longest field name that can be a holder id: uuid, number, `:write`, transaction.
-pub const MAX_FIELD_LEN: usize = 36 + 1 + 20 + 6 + 33;
+pub(crate) const MAX_FIELD_LEN: usize = 36 + 1 + 20 + 6 + 33;
 /// The longest value worth reading: a count in decimal, or a mode.
 pub const MAX_VALUE_LEN: usize = 20;
 

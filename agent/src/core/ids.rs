@@ -32,7 +32,7 @@ pub(in crate::core) type HoldKey = (i64, LockName, Side);
 pub(in crate::core) struct ReplyTo {
     pub(in crate::core) connection: ConnectionId,
     pub(in crate::core) seq: u64,
-    /// The member that it is a part for, if the command is an MLOCK or MUNLOCK.
+    /// The index of the lock within its MLOCK or MUNLOCK; `None` for other commands.
     pub(in crate::core) member: Option<usize>,
 }
 

@@ -303,7 +303,7 @@ impl RedisNode {
 /// Sends a script that no replica has to confirm.
 async fn plain(link: &Link, call: &Call, asking: bool) -> Result<Answer, CallError> {
     let Call { script, keys, args } = call;
-    let answer = link.script_at(script.source, script.sha(), keys.iter(), args.iter(), asking);
+    let answer = link.script(script.source, script.sha(), keys.iter(), args.iter(), asking);
     answer.await.map(Answer::Plain)
 }
 

@@ -16,18 +16,18 @@ pub(super) type User = Option<u32>;
 
 /// The most inputs that are handled from the backlog before urgent work has its turn again.
 const BATCH: usize = 256;
-/// The number of a user's waiting inputs from which its connections no longer run: they read nothing, write nothing, and notice
-/// their client's end only afterwards.
+/// A user with this many waiting inputs has its connections paused: they read nothing, write nothing, and notice their
+/// client's end only afterwards.
 const MOST_WAITING: usize = 512;
 /// The time for which inputs are handled before urgent work has its turn again. The input that is being handled then is
 /// finished.
 const TURN: Duration = Duration::from_millis(1);
-/// The same while more than one user is active.
+/// [`TURN`] while more than one user is active.
 const CONTESTED_TURN: Duration = Duration::from_micros(250);
-/// The number of a user's scripts in flight from which its next command waits, so that a script of another user does
-/// not wait behind thousands of them in Redis.
+/// A user with this many scripts in flight waits with its next command, so that a script of another user does not wait
+/// behind thousands of them in Redis.
 const MOST_SCRIPTS: usize = 1024;
-/// The same while more than one user is active.
+/// [`MOST_SCRIPTS`] while more than one user is active.
 const CONTESTED_SCRIPTS: usize = 128;
 /// The time without a reply after which a user's commands no longer wait for replies to earlier ones: Redis does not answer
 /// anyway, and commands have their own time limits.

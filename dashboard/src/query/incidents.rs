@@ -273,7 +273,7 @@ fn joined(incidents: Vec<IncidentRow>) -> Vec<IncidentRow> {
     joined.into_values().collect()
 }
 
-/// Adds an incident to the one in its place, or puts it there.
+/// Merges an incident into the one with the same key, or inserts it.
 fn join<K: Ord>(place: Entry<'_, K, IncidentRow>, incident: IncidentRow) {
     match place {
         Entry::Vacant(vacant) => drop(vacant.insert(incident)),

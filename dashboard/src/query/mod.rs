@@ -27,7 +27,6 @@ pub use filter::Filter;
 pub use list::{Listed, MAX_ROWS, Published, Query, Rows};
 pub use locks::LockRow;
 pub use order::Order;
-pub use recent::Recent;
 pub use shared::Paged;
 pub use threads::Threads;
 pub use words::{FilterError, quoted, with_term};

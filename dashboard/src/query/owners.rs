@@ -193,7 +193,7 @@ impl Listed for OwnerRow {
 /// The locks of a class and their owners.
 #[derive(Debug)]
 struct Class<'s> {
-    /// One of these locks.
+    /// Any lock of the class; it stands for all in what the class has in common.
     lock: &'s LockView,
     has_waiters: bool,
     has_problems: bool,

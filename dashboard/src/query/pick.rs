@@ -98,7 +98,7 @@ impl Query<LockRow> {
 /// A class of locks that a pass has found, by the filter or, for counts, by its base.
 #[derive(Debug)]
 struct Class<'s> {
-    /// One of these locks.
+    /// Any lock of the class; it stands for all in what the class has in common.
     lock: &'s LockView,
     /// True if the whole filter matches them.
     matches: bool,

@@ -16,7 +16,7 @@ const SHORTEST: Duration = Duration::from_millis(20);
 
 /// Recent results by their keys. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Recent<K, V>(Arc<Mutex<HashMap<K, V>>>);
+pub(super) struct Recent<K, V>(Arc<Mutex<HashMap<K, V>>>);
 
 impl<K, V> Default for Recent<K, V> {
     fn default() -> Self {
@@ -26,7 +26,7 @@ impl<K, V> Default for Recent<K, V> {
 
 impl<K: Clone + Eq + Hash + Send + 'static, V: Clone + Send + 'static> Recent<K, V> {
     /// Returns the recent result, or a new one if there is none.
-    pub fn get(&self, key: &K, make: impl FnOnce() -> V) -> V {
+    pub(super) fn get(&self, key: &K, make: impl FnOnce() -> V) -> V {
         if let Some(recent) = self.with(|results| results.get(key).cloned()) {
             return recent;
         }

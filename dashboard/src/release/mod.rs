@@ -279,9 +279,9 @@ impl Releases {
         outcome
     }
 
-    /// Records a request that was rejected before anything was attempted. `reason` is the operator's.
-    pub fn record_rejection(&self, id: &LockId, operator: &Operator, reason: &str, why: &str) {
-        self.record_unattempted(id, operator, reason, (REJECTED, why));
+    /// Records a request that was rejected before anything was attempted, without the reason that the operator may have given.
+    pub fn record_rejection(&self, id: &LockId, operator: &Operator, why: &str) {
+        self.record_unattempted(id, operator, "", (REJECTED, why));
     }
 
     /// Records a request that led to no attempt. `reason` is the operator's.

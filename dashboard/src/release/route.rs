@@ -99,7 +99,7 @@ impl Nodes {
             let call = make(publish(&link));
             let (source, sha) = (call.script.source, call.script.sha());
             let (keys, args) = (call.keys.iter(), call.args.iter());
-            let sent = link.script_at(source, sha, keys, args, asking).await;
+            let sent = link.script(source, sha, keys, args, asking).await;
             let redirect = match &sent {
                 Err(CallError::Refused(error)) => error.redirect(),
                 _ => None,
@@ -126,7 +126,7 @@ impl Route {
                 tokio::time::timeout(REPLY_TIMEOUT, link.up()).await.ok();
                 let call = make(publish(link));
                 let (source, sha) = (call.script.source, call.script.sha());
-                link.script(source, sha, call.keys.iter(), call.args.iter()).await
+                link.script(source, sha, call.keys.iter(), call.args.iter(), false).await
             }
             Self::Cluster(nodes) => nodes.send(name, make).await,
         }

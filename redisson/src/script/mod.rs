@@ -46,7 +46,7 @@ pub const MAX_BATCH: usize = 100;
 /// The most bytes of a text that [`holder_entry`] returns.
 const MAX_ENTRY_LEN: usize = 4096;
 /// The most queue entries that [`show`] returns.
-pub const MAX_QUEUE_ENTRIES: usize = 100;
+pub(crate) const MAX_QUEUE_ENTRIES: usize = 100;
 
 /// A Lua script with its name, text and digest.
 pub struct Script {

@@ -50,7 +50,7 @@ impl ServerError {
 
     /// Returns `true` if the server refuses writes, and PING with them, because it cannot save its data.
     #[must_use]
-    pub fn cannot_save(&self) -> bool {
+    pub(crate) fn cannot_save(&self) -> bool {
         self.code == "MISCONF"
     }
 
@@ -101,7 +101,7 @@ impl ServerError {
 
     /// Returns `true` if the server has reached its limit of clients.
     #[must_use]
-    pub fn is_max_clients(&self) -> bool {
+    pub(crate) fn is_max_clients(&self) -> bool {
         self.message.contains("max number of clients")
     }
 }

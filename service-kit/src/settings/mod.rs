@@ -30,7 +30,8 @@ use serde::de::DeserializeOwned;
 
 pub use file_mode::changeable_by_all;
 pub(crate) use value::mask_credentials;
-pub use value::{HumanDuration, Secret, mask_url_passwords, socket_address};
+pub(crate) use value::mask_url_passwords;
+pub use value::{HumanDuration, Secret, socket_address};
 
 /// The exit status for invalid settings (`EX_USAGE` of sysexits.h).
 pub const EXIT_USAGE: u8 = 64;

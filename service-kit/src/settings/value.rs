@@ -125,7 +125,7 @@ impl Serialize for Secret {
 /// Masks the password of each `scheme://user:password@host` in `text`. A password may contain any unescaped character
 /// except white space, so everything up to the word's last `@` is masked, and everything after `sentinel_password=`.
 #[must_use]
-pub fn mask_url_passwords(text: &str) -> String {
+pub(crate) fn mask_url_passwords(text: &str) -> String {
     text.split_inclusive(char::is_whitespace).map(mask_word).collect()
 }
 

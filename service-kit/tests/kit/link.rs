@@ -158,13 +158,14 @@ async fn scripts_run_whether_the_server_knows_them_or_not() {
     let link = patient_link(&server.url(), &shutdown);
     up(&link).await;
     for sum in 1..=3 {
-        let reply = link.script(SCRIPT, SCRIPT_SHA, &["k"], &["1"]).await;
+        let reply = link.script(SCRIPT, SCRIPT_SHA, &["k"], &["1"], false).await;
         assert_eq!(reply, Ok(Value::Int(sum)));
         if sum == 2 {
             server.ask::<()>(&["SCRIPT", "FLUSH"]);
         }
     }
-    let error = link.script("return nonsense(", "0".repeat(40).as_str(), &["k"], &["1"]).await;
+    let error =
+        link.script("return nonsense(", "0".repeat(40).as_str(), &["k"], &["1"], false).await;
     assert_eq!(error.unwrap_err().refused().unwrap().code, "ERR");
 }
 
@@ -242,7 +243,7 @@ async fn calls_beyond_the_limit_in_flight_all_get_their_reply() {
 async fn a_script_under_way_takes_little_memory() {
     let server = Server::start(&[]).await;
     let link = patient_link(&server.url(), &Shutdown::new());
-    let call = link.script(SCRIPT, SCRIPT_SHA, ["counter"], ["1"]);
+    let call = link.script(SCRIPT, SCRIPT_SHA, ["counter"], ["1"], false);
     assert!(size_of_val(&call) <= 4096, "{} bytes", size_of_val(&call));
 }
 
@@ -257,7 +258,7 @@ async fn every_kind_of_call_can_be_made_from_a_task() {
         pipeline.cmd("PING");
         let pong = link.pipeline(pipeline).await.unwrap();
         let keys: &[&[u8]] = &[b"k"];
-        let sum = link.script(SCRIPT, SCRIPT_SHA, keys, &[b"1".to_vec()]).await.unwrap();
+        let sum = link.script(SCRIPT, SCRIPT_SHA, keys, &[b"1".to_vec()], false).await.unwrap();
         (info.version.is_some(), pong.len(), sum)
     });
     assert_eq!(in_time("the task", task).await.unwrap(), (true, 1, Value::Int(1)));

@@ -4,6 +4,7 @@
 //! which also updates the hold's deadline.
 
 pub(in crate::core) mod end;
+mod extend;
 pub(in crate::core) mod frozen;
 pub(in crate::core) mod hold;
 mod holds;
@@ -11,7 +12,6 @@ pub(in crate::core) mod keeping;
 pub(in crate::core) mod lock_delay;
 pub(in crate::core) mod node_leases;
 pub(in crate::core) mod red;
-mod update;
 pub(in crate::core) mod watchdog;
 
 use std::ops::RangeBounds;

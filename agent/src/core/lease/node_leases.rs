@@ -87,7 +87,8 @@ impl NodeLeases {
         }
     }
 
-    /// Returns whether a script sent then is too old to decide whether a node's part can be restored.
+    /// Returns whether a node reported the hold missing after `sent`, so that an answer to a script sent then proves nothing
+    /// about it.
     pub(in crate::core) fn is_stale(&self, sent: Moment) -> bool {
         self.0.iter().any(|lease| lease.missing.is_some_and(|since| since > sent))
     }

@@ -53,7 +53,7 @@ pub(in crate::core) struct LockState {
     pub(in crate::core) readers: BTreeSet<Number>,
     /// Ops that will free the lock for us: releases and undos.
     pub(in crate::core) releases_in_flight: u32,
-    /// The same for read holds, which only exclude writers.
+    /// Ops that will free the lock of one of our read holds, which only exclude writers.
     pub(in crate::core) reader_releases_in_flight: u32,
     /// The hand-over in flight whose successor holds the lock already, or has held it since.
     pub(in crate::core) early: Option<OpId>,

@@ -8,17 +8,22 @@ use crate::core::report::ListRow;
 /// The most characters of a text that another agent has published.
 const MAX_TEXT: usize = 100;
 
-#[derive(Debug, Default, PartialEq, Eq)]
+/// Deserializes from what an agent publishes.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub(in crate::core) struct HolderProcess {
     /// The host of another agent; `None` for this one's own workers.
+    #[serde(skip)]
     pub(in crate::core) host: Option<String>,
     pub(in crate::core) pid: Option<u32>,
     pub(in crate::core) uid: Option<u32>,
     /// The name of the worker's command.
     pub(in crate::core) comm: Option<String>,
     /// The name set with CLIENT SETNAME.
+    #[serde(rename = "client")]
     pub(in crate::core) name: Option<String>,
     /// Milliseconds since the grant; `None` for the workers of another agent, whose clock may differ.
+    #[serde(skip)]
     pub(in crate::core) age_ms: Option<u64>,
 }
 
@@ -35,16 +40,6 @@ impl From<ListRow> for HolderProcess {
     }
 }
 
-/// A process as an agent publishes it. Missing or malformed fields are unknown.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Published {
-    pid: Option<u32>,
-    uid: Option<u32>,
-    comm: Option<String>,
-    client: Option<String>,
-}
-
 impl HolderProcess {
     /// Returns what another agent publishes about a holder. A user without the right to see all workers gets only the host:
     /// users of another host are not those of this one.
@@ -54,16 +49,10 @@ impl HolderProcess {
         if only_uid.is_some() {
             return Self { host, ..Self::default() };
         }
-        let published: Published = serde_json::from_slice(&entry.process).unwrap_or_default();
+        // Of a malformed entry nothing is known.
+        let published: Self = serde_json::from_slice(&entry.process).unwrap_or_default();
         let text = |text: Option<String>| text.map(|text| cut(&text));
-        Self {
-            host,
-            pid: published.pid,
-            uid: published.uid,
-            comm: text(published.comm),
-            name: text(published.client),
-            age_ms: None,
-        }
+        Self { host, comm: text(published.comm), name: text(published.name), ..published }
     }
 }
 

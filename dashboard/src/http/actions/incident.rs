@@ -264,7 +264,7 @@ pub(super) fn requested<'a>(
             let incident = asked.and_then(|name| name.find(app).ok());
             if let (Some(releases), Some(incident)) = (&app.releases, incident) {
                 let id = &incident.first().0.id;
-                releases.record_rejection(id, &operator, "", &error.detail);
+                releases.record_rejection(id, &operator, &error.detail);
             }
             Err(error)
         }

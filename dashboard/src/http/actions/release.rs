@@ -66,7 +66,7 @@ fn requested<'a>(
         Ok((releases, id)) => Ok((releases, id, operator)),
         Err(error) => {
             if let (Some(releases), Some(id)) = (&app.releases, subject) {
-                releases.record_rejection(&id, &operator, "", &error.detail);
+                releases.record_rejection(&id, &operator, &error.detail);
             }
             Err(error)
         }
@@ -149,7 +149,7 @@ pub async fn from_page(
     let response = async {
         let (releases, id, operator) = requested(&page.app, &page.visitor, peer, params)?;
         let VerifiedForm(request) = form.inspect_err(|error| {
-            releases.record_rejection(&id, &operator, "", &error.detail);
+            releases.record_rejection(&id, &operator, &error.detail);
         })?;
         let (status, step) = match releases.release(&id, &request, &operator).await {
             Ok(outcome) => (outcome_status(&outcome), ReleaseStep::Done(outcome)),
@@ -289,7 +289,7 @@ pub(in crate::http) async fn from_api(
 ) -> Result<Response, ApiError> {
     let (releases, id, operator) = requested(&app, &visitor, peer, params)?;
     let Json(request) = body.map_err(ApiError::from).inspect_err(|error| {
-        releases.record_rejection(&id, &operator, "", &error.detail);
+        releases.record_rejection(&id, &operator, &error.detail);
     })?;
     let outcome = match releases.release(&id, &request, &operator).await {
         Ok(outcome) => outcome,

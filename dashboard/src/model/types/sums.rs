@@ -41,7 +41,7 @@ pub struct GroupSums {
 /// The locks of one class and group.
 #[derive(Debug)]
 struct Alike<'s> {
-    /// One of these locks.
+    /// Any lock of the class; it stands for all in what the class has in common.
     lock: &'s LockView,
     is_listed: bool,
     is_expected_long: bool,

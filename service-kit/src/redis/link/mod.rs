@@ -215,32 +215,13 @@ impl Link {
     }
 
     /// Runs a script by its SHA-1 digest. A server that does not know the digest has run nothing; it is then sent the whole
-    /// script, once.
+    /// script, once. `asking` is for the node of a cluster that is importing the keys' slot, to which another node has
+    /// redirected with `ASK`.
     ///
     /// # Errors
     ///
     /// As [`call`](Self::call).
     pub async fn script<K, A>(
-        &self,
-        source: &str,
-        sha: &str,
-        keys: K,
-        args: A,
-    ) -> Result<Value, CallError>
-    where
-        K: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
-        A: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
-    {
-        self.script_at(source, sha, keys, args, false).await
-    }
-
-    /// Like [`script`](Self::script). With `asking`, at the node of a cluster that is importing the keys' slot, as another
-    /// node has redirected with `ASK`.
-    ///
-    /// # Errors
-    ///
-    /// As [`call`](Self::call).
-    pub async fn script_at<K, A>(
         &self,
         source: &str,
         sha: &str,
@@ -254,19 +235,17 @@ impl Link {
     {
         let (keys, args) = (keys.into_iter(), args.into_iter());
         let command = eval("EVALSHA", sha, keys.clone(), args.clone());
-        // Boxed, as both are rare: callers with many pending scripts keep a future for each.
-        let answer = match asking {
+        let send = async |command| match asking {
+            // Boxed, as it is rare: callers with many pending scripts keep a future for each.
             true => Box::pin(self.asking(command)).await,
             false => self.call(command).await,
         };
+        let answer = send(command).await;
         if !answer.as_ref().is_err_and(CallError::is_noscript) {
             return answer;
         }
-        let command = eval("EVAL", source, keys, args);
-        Box::pin(async {
-            if asking { self.asking(command).await } else { self.call(command).await }
-        })
-        .await
+        // Boxed for the same reason.
+        Box::pin(send(eval("EVAL", source, keys, args))).await
     }
 
     /// Sends ASKING with the command: it is valid for the next command of its connection only.
