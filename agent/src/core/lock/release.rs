@@ -195,6 +195,14 @@ impl Core {
         self.release_after(self.now, ending);
     }
 
+    /// Releases a hold in Redis that an earlier script of unknown outcome may have ended.
+    pub(in crate::core) fn release_again(&mut self, ending: Ending) {
+        let give_up = self.retry_window(ending.longest);
+        self.begin_leaving(&ending.name, ending.kind);
+        let id = self.send(Verb::Release(Release(ending)), give_up);
+        self.ops.set_may_have_run(id);
+    }
+
     /// Releases in Redis a hold that has ended here, but not before `at`.
     pub(in crate::core) fn release_after(&mut self, at: Moment, ending: Ending) {
         if ending.kind == Kind::Red {

@@ -183,7 +183,11 @@ impl Core {
             self.undo(&to.name, to.kind, to.number, to.lease);
         }
         self.ask_again_if_fair(to);
-        self.release(from.clone());
+        if may_have_run {
+            self.release_again(from.clone());
+        } else {
+            self.release(from.clone());
+        }
     }
 
     /// Starts an attempt of a fair waiter that did not get the lock. For other kinds the queue does that.

@@ -281,7 +281,7 @@ impl InFlight {
         self.round_trip = (self.round_trip * 7 + took) / 8;
     }
 
-    pub(super) fn set_may_have_run(&mut self, id: OpId) {
+    pub(in crate::core) fn set_may_have_run(&mut self, id: OpId) {
         if let Some(op) = self.ops.get_mut(&id) {
             op.may_have_run = true;
         }

@@ -305,6 +305,7 @@ fn a_fair_waiter_keeps_what_a_refused_hand_over_may_have_given_it() {
         world.pass(Duration::from_secs(1));
         world.network = Network::Good;
         world.pass(Duration::from_secs(6));
+        assert_eq!(world.reply(one), "0", "{first:?}");
         assert_eq!(world.reply(two), "held 1", "{first:?}");
         assert_eq!(world.queues["x"], [OTHER], "{first:?}");
     }

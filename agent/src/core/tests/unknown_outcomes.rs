@@ -185,7 +185,7 @@ fn a_refused_hand_over_of_unknown_outcome_is_undone_and_its_number_not_reused() 
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
     world.command(b, Command::Lock(LockRequest { lease: lease(60_000), ..lock_command("x") }));
-    world.replies.clear();
+    assert_eq!(world.reply(a), "held 1");
     world.network = Network::Breaks;
     world.unlock(a, "x");
     let successor = world.holders("x");
@@ -194,6 +194,7 @@ fn a_refused_hand_over_of_unknown_outcome_is_undone_and_its_number_not_reused() 
     assert!(world.has_no_reply(b));
     world.network = Network::Good;
     world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(a), "0", "it was released in order");
     assert_eq!(world.reply(b), "held 1");
     assert_ne!(world.holders("x"), successor, "the undo of that number may still be in flight");
     assert_eq!(world.holders("x").len(), 1);
@@ -217,6 +218,7 @@ fn a_refused_hand_over_of_unknown_outcome_is_undone_after_its_waiter_left() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1");
     world.command(b, Command::Lock(LockRequest { lease: lease(60_000), ..lock_command("x") }));
     world.network = Network::Breaks;
     world.unlock(a, "x");
@@ -225,6 +227,7 @@ fn a_refused_hand_over_of_unknown_outcome_is_undone_after_its_waiter_left() {
     world.close(b);
     world.network = Network::Good;
     world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(a), "0", "it was released in order");
     assert!(world.holders("x").is_empty());
 }
 
