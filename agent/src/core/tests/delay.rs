@@ -119,6 +119,27 @@ fn grace_counts_towards_the_lock_delay_and_the_journal_records_its_end() {
 }
 
 #[test]
+fn the_lock_delay_applies_to_a_grace_period_that_ends_before_redis_has_confirmed_the_hold() {
+    let mut world = world();
+    let dying = world.open();
+    let grace = Some(Duration::from_secs(5));
+    world.command(dying, Command::Session { grace, push: None, deadlines: None, process: None });
+    world.lock(dying, "x");
+    world.close(dying);
+    world.network = Network::Down;
+    world.kill_and_restart(Duration::from_secs(1));
+    world.core.settings.lock_delay = DELAY;
+    world.pass(Duration::from_secs(6));
+    assert!(world.core.sessions.is_empty(), "its grace period is over");
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.holders("x").len(), 1, "another worker could acquire it");
+    world.pass(DELAY);
+    assert!(world.holders("x").is_empty());
+    assert!(world.past.is_empty(), "{:?}", world.past);
+}
+
+#[test]
 fn many_holds_of_a_closed_session_are_released_in_batches() {
     let mut world = World::new();
     let (dying, next) = (world.open(), world.open());
