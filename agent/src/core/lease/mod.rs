@@ -362,7 +362,11 @@ impl LeaseTable {
             if let Change::Extend(_) = change {
                 return hold.earlier_leases.clear();
             }
-            hold.count = count;
+            hold.count += 1;
+            if hold.count != count {
+                // Others have ended meanwhile: the renewal corrects what Redis has.
+                hold.renew_at = sent;
+            }
             if before.1 > hold.valid_until {
                 (hold.lease, hold.valid_until) = before;
             }
