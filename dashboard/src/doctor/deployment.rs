@@ -307,9 +307,9 @@ async fn look_up(database: &Database, holders: &mut Holders) {
             let standing = match (identity, agents.get(&id.client)) {
                 (Some(identity), _) => Standing::Published(identity.description()),
                 (None, Some(Presence::Present)) => Standing::Unpublished,
-                (None, Some(Presence::Missing | Presence::Unknown)) => Standing::AgentGone,
-                // The key is not an agent's key.
-                (None, None) => continue,
+                (None, Some(Presence::Missing)) => Standing::AgentGone,
+                // It is no agent, or one that may not publish itself.
+                (None, Some(Presence::Unknown) | None) => continue,
             };
             holders.standing.insert(id, standing);
         }

@@ -26,7 +26,7 @@ pub(super) enum Standing {
     Published(Option<String>),
     /// Its agent publishes itself, but not this holder.
     Unpublished,
-    /// No agent with that id publishes itself.
+    /// Its agent published itself within the last day, and does not now.
     AgentGone,
 }
 

@@ -17,6 +17,8 @@ const SOUND: [(&str, &str); 3] = [
 ];
 /// A holder of another client than that of [`HOLDER`].
 const STRANGER: &str = "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d:7";
+/// A client that is in no holder registry.
+const UNPUBLISHED: &str = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed";
 
 /// Runs the command to its end, outside the runtime's threads.
 async fn run(url: &str, flags: &[&str]) -> Result<Output> {
@@ -191,6 +193,10 @@ async fn the_holder_registry_distinguishes_living_holders_from_gone_ones() -> Re
         "PEXPIRE unknown 3600000".to_owned(),
         "HSET gone 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d:1932735283200000007 1".to_owned(),
         "PEXPIRE gone 3600000".to_owned(),
+        "SET lockscope:agent:{9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d}:trace 1 PX 3600000".to_owned(),
+        // Its agent may not publish itself.
+        format!("HSET unpublished {UNPUBLISHED}:1932735283200000007 1"),
+        "PEXPIRE unpublished 3600000".to_owned(),
     ];
     all(&mut direct, &all_holds).await?;
     let (report, _) = report(&redis.url(), &[]).await?;
