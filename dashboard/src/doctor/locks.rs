@@ -9,13 +9,11 @@ use serde::Serialize;
 
 use super::finding::{Finding, FindingId, Severity, Subject};
 use super::shown::{amount, bytes, count, duration};
-use super::survey::{GAP, Leftover, Lock, Survey};
+use super::survey::{GAP, LONG, Leftover, Lock, Survey};
 use crate::clock::millis;
 use crate::model::types::{Certainty, Marker, Queue, Token};
 use crate::text::{quoted, shown_name, visible};
 
-/// The lease above which a lock outlasts its watchdog, so that a dead holder matters.
-const LONG: Duration = Duration::from_secs(60);
 /// The number of holders that a sentence names.
 const NAMED: usize = 3;
 
@@ -157,7 +155,7 @@ pub(super) fn judge(
             findings.extend(orphaned_queue(name, queue, survey.clock, subject));
         }
     }
-    findings.extend(survey.leftovers.iter().filter_map(|left| leftover(left, survey, subject)));
+    findings.extend(survey.leftovers.iter().filter_map(|left| leftover(left, subject)));
     let idle = survey.tokens.iter().filter(|name| !survey.locks.contains_key(*name)).count();
     if idle > 0 {
         let idle = amount(to_u64(idle), "fencing token", "fencing tokens");
@@ -337,21 +335,17 @@ fn head(queue: &Queue, clock: u64) -> String {
     }
 }
 
-fn leftover(left: &Leftover, survey: &Survey, subject: &Subject) -> Option<Finding> {
-    let held = left.reader.as_ref().is_some_and(|(names, reader)| {
-        let holds = |lock: &Lock| lock.hash.holders.iter().any(|holder| holder.id == *reader);
-        names.iter().filter_map(|name| survey.locks.get(name)).any(holds)
-    });
-    let lasts = match left.ttl {
-        None => "has no TTL".to_owned(),
-        Some(ttl) if ttl > LONG => format!("lasts another {}", duration(ttl)),
-        Some(_) => return None,
-    };
+fn leftover(left: &Leftover, subject: &Subject) -> Option<Finding> {
     let evidence = match &left.reader {
-        _ if held => return None,
-        Some((_, reader)) => format!(
-            "The marker of the reader {reader} {lasts}, and that reader does not hold the lock."
-        ),
+        Some((_, reader)) => {
+            let lasts = match left.ttl {
+                None => "has no TTL".to_owned(),
+                Some(ttl) => format!("lasts another {}", duration(ttl)),
+            };
+            format!(
+                "The marker of the reader {reader} {lasts}, and that reader does not hold the lock."
+            )
+        }
         None if left.ttl.is_none() => {
             "The latch of an unlock has no TTL: the client that made it died between two commands."
                 .to_owned()

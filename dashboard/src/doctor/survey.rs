@@ -31,6 +31,8 @@ const COMPANION_TIMES: usize = 5;
 const MAX_COMPANIONS: usize = 100_000;
 /// The time between the two readings that prove a leak, as in the dashboard.
 pub(super) const GAP: Duration = Duration::from_secs(5);
+/// The time to live above which a key outlasts a watchdog, so that a dead client matters.
+pub(super) const LONG: Duration = Duration::from_secs(60);
 /// The number of names in one PUBSUB NUMSUB.
 const CHANNELS: usize = 500;
 
@@ -76,7 +78,7 @@ impl Lock {
     }
 }
 
-/// A key that has outlived its purpose, unless its lock exists.
+/// A key that has outlived its purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leftover {
     pub key: Vec<u8>,
@@ -84,6 +86,12 @@ pub(super) struct Leftover {
     pub reader: Option<(Vec<LockName>, HolderId)>,
     /// The time to live, or `None` if there is none.
     pub ttl: Option<Duration>,
+}
+
+impl Leftover {
+    fn likely_lock(&self) -> Option<&LockName> {
+        self.reader.as_ref().and_then(|(names, _)| names.first())
+    }
 }
 
 /// The result of a scan.
@@ -98,7 +106,7 @@ pub(super) struct Survey {
     pub locks: BTreeMap<LockName, Lock>,
     /// The queues of locks that do not exist.
     pub queues: BTreeMap<LockName, Queue>,
-    /// Locks with a fencing token.
+    /// Locks with a fencing token, unless the scan has a pattern: the locks that do not match it are unknown.
     pub tokens: BTreeSet<LockName>,
     pub leftovers: Vec<Leftover>,
     /// The reason why the scan ended early.
@@ -289,12 +297,14 @@ impl Surveyor {
                         continue;
                     }
                     let tokens = &mut self.survey.tokens;
-                    let set = if key.starts_with(keys::TOKEN) { tokens } else { &mut queued };
-                    if set.len() < MAX_COMPANIONS {
+                    let is_token = key.starts_with(keys::TOKEN);
+                    let set = if is_token { tokens } else { &mut queued };
+                    if set.len() < MAX_COMPANIONS && !(is_token && self.bounds.pattern.is_some()) {
                         set.insert(name);
                     }
                 } else if let Some(leftover) = leftover(key)
                     && leftovers.len() < MAX_COMPANIONS
+                    && leftover.likely_lock().is_none_or(|name| self.is_wanted(name))
                 {
                     leftovers.push(leftover);
                 }
@@ -303,21 +313,56 @@ impl Surveyor {
         queued.retain(|name| !self.survey.locks.contains_key(name));
         self.reread(&queued.into_iter().collect::<Vec<_>>()).await?;
         for batch in leftovers.chunks(BATCH) {
-            let commands =
-                batch.iter().map(|leftover| cmd("PTTL").arg(&leftover.key).clone()).collect();
-            for (leftover, reply) in batch.iter().zip(self.pacer.send(commands).await?) {
-                let ttl = match reply {
-                    Ok(redis::Value::Int(-1)) => None,
-                    Ok(redis::Value::Int(ms)) if ms >= 0 => {
-                        Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
-                    }
-                    // The key is gone by now, or not readable.
-                    _ => continue,
-                };
-                self.survey.leftovers.push(Leftover { ttl, ..leftover.clone() });
-            }
+            let lasting = self.lasting(batch.to_vec()).await?;
+            let unheld = self.unheld(lasting).await?;
+            // The marker of a reader that released the lock meanwhile is gone.
+            let lasting = self.lasting(unheld).await?;
+            self.survey.leftovers.extend(lasting);
         }
         Ok(())
+    }
+
+    /// Returns those that have no time to live or a [`LONG`] one.
+    async fn lasting(&mut self, leftovers: Vec<Leftover>) -> Result<Vec<Leftover>, CallError> {
+        let command = |leftover: &Leftover| cmd("PTTL").arg(&leftover.key).clone();
+        let replies = self.pacer.send(leftovers.iter().map(command).collect()).await?;
+        let lasting = leftovers.into_iter().zip(replies).filter_map(|(leftover, reply)| {
+            let ttl = match reply {
+                Ok(redis::Value::Int(-1)) => None,
+                Ok(redis::Value::Int(ms)) => Some(Duration::from_millis(u64::try_from(ms).ok()?)),
+                // The key is not readable.
+                _ => return None,
+            };
+            ttl.is_none_or(|ttl| ttl > LONG).then_some(Leftover { ttl, ..leftover })
+        });
+        Ok(lasting.collect())
+    }
+
+    /// Reads the locks to which markers may belong, and leaves out the markers of readers that hold one of them, or one
+    /// that cannot be read. Readers may have entered since the hashes were read, and their locks may not match the pattern.
+    async fn unheld(&mut self, mut leftovers: Vec<Leftover>) -> Result<Vec<Leftover>, ReadError> {
+        let names: BTreeSet<&LockName> = leftovers
+            .iter()
+            .filter_map(|leftover| leftover.reader.as_ref())
+            .flat_map(|(names, _)| names)
+            .collect();
+        let request =
+            |name: &LockName| ReadRequest { name: name.clone(), known: KnownParts::default() };
+        let findings = read(&mut self.pacer, names.into_iter().map(request).collect()).await?;
+        let readings: HashMap<LockName, Reading> =
+            findings.found.into_iter().map(|found| (found.name, found.reading)).collect();
+        leftovers.retain(|leftover| {
+            leftover.reader.iter().all(|(names, reader)| {
+                names.iter().all(|name| match readings.get(name) {
+                    Some(Reading::Lock { hash, .. }) => {
+                        hash.holders.iter().all(|holder| holder.id != *reader)
+                    }
+                    Some(Reading::Absent { .. }) => true,
+                    Some(Reading::Other(_)) | None => false,
+                })
+            })
+        });
+        Ok(leftovers)
     }
 
     /// Reads locks again, including those that only have a queue. A lock that cannot be read now is no longer known.

@@ -171,6 +171,32 @@ async fn leaks_orphans_and_lookalikes_are_found_with_evidence_and_nothing_is_cha
 }
 
 #[tokio::test]
+async fn the_markers_of_readers_are_compared_with_locks_outside_the_pattern() -> Result<()> {
+    let redis = RedisServer::with(&SOUND).await?;
+    let mut direct = redis.client().await?;
+    let held = format!("{{prices}}:{HOLDER}:rwlock_timeout:1");
+    let orphan = format!("{{prices}}:{STRANGER}:rwlock_timeout:1");
+    let commands = [
+        format!("HSET prices mode read {HOLDER} 1"),
+        "PEXPIRE prices 600000".to_owned(),
+        format!("SET {held} 1 PX 600000"),
+        format!("SET {orphan} 1 PX 600000"),
+        format!("HSET fenced {HOLDER} 1"),
+        "PEXPIRE fenced 600000".to_owned(),
+        "SET redisson_lock_token:{fenced} 7".to_owned(),
+    ];
+    all(&mut direct, &commands).await?;
+    for flags in [&[][..], &["--scan-match", "orders:*"]] {
+        let (report, status) = report(&redis.url(), flags).await?;
+        assert_eq!((ids(&report), status), (vec!["orphan".to_owned()], 1), "{report:#}");
+        finding(&report, "orphan", &orphan)?;
+    }
+    let (report, status) = report(&redis.url(), &["--ignore", "prices"]).await?;
+    assert_eq!((ids(&report), status), (Vec::new(), 0), "{report:#}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_holder_registry_distinguishes_living_holders_from_gone_ones() -> Result<()> {
     let redis = RedisServer::with(&SOUND).await?;
     let mut direct = redis.client().await?;
