@@ -189,6 +189,19 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_keeps_the_numbers_of_the_rows() {
+        let path = tempfile::tempdir().unwrap();
+        let (mut folder, removed) = folder(path.path());
+        (0..3).for_each(|_| add_row(&removed));
+        removed.execute("DELETE FROM span WHERE rowid < 3", []).unwrap();
+        fs::remove_file(folder.file()).unwrap();
+        let Restored { connection, .. } = folder.restore(&removed).unwrap();
+        let row: i64 =
+            connection.query_row("SELECT rowid FROM span", [], |row| row.get(0)).unwrap();
+        assert_eq!(row, 3);
+    }
+
+    #[test]
     fn another_file_in_its_place_is_kept() {
         let (path, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (mut folder, removed) = folder(path.path());

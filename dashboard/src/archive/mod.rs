@@ -5,6 +5,7 @@
 
 mod columns;
 mod density;
+mod earlier_rows;
 mod folder;
 mod insert;
 mod instant;
@@ -109,7 +110,7 @@ pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
         let path = folder.join(FILE);
         make_private(&path);
         let opened = opened::open(&path, now)?;
-        Ok(connect(opened, Folder::new(folder, lock)?, now))
+        connect(opened, Folder::new(folder, lock)?, now)
     };
     apart(folder, open).await
 }
@@ -196,11 +197,11 @@ fn with_tail(path: &Path, tail: &str) -> PathBuf {
     file.into()
 }
 
-fn connect(opened: Opened, folder: Folder, now: SteadyMillis) -> Archive {
+fn connect(opened: Opened, folder: Folder, now: SteadyMillis) -> anyhow::Result<Archive> {
     let Opened { connection, reader, earlier } = opened;
     let (queue, entries) = mpsc::channel(QUEUE);
     let (lost, half_full) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
     let sender = ArchiveSender { queue, lost, half_full };
-    let writer = Writer::new((connection, folder), reader.clone(), (entries, &sender), now);
-    Archive { sender, writer, reader, earlier }
+    let writer = Writer::new((connection, folder), reader.clone(), (entries, &sender), now)?;
+    Ok(Archive { sender, writer, reader, earlier })
 }

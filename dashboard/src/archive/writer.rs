@@ -12,6 +12,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::columns::stored;
+use super::earlier_rows::EarlierRows;
 use super::folder::{Folder, Restored};
 use super::insert::insert;
 use super::missed::Unsure;
@@ -73,6 +74,7 @@ struct Table {
     reader: Reader,
     /// The row of the current span of observation.
     span: i64,
+    earlier: EarlierRows,
     /// The beginning of this run, by the wall clock.
     first: i64,
     /// The offset of the wall clock at the last correction of rows.
@@ -97,9 +99,9 @@ impl Writer {
         reader: Reader,
         (entries, sender): (mpsc::Receiver<ArchiveEntry>, &ArchiveSender),
         now: SteadyMillis,
-    ) -> Self {
+    ) -> rusqlite::Result<Self> {
         let (lost, half_full) = (Arc::clone(&sender.lost), Arc::clone(&sender.half_full));
-        Self { table: Table::new(file, reader, now), entries, lost, half_full }
+        Ok(Self { table: Table::new(file, reader, now)?, entries, lost, half_full })
     }
 
     /// Writes until all senders have been dropped. After a loss of entries, the snapshots show what has ended. After
@@ -199,18 +201,24 @@ fn last_span(connection: &Connection) -> rusqlite::Result<Option<i64>> {
 }
 
 impl Table {
-    fn new(file: (Connection, Folder), reader: Reader, now: SteadyMillis) -> Self {
+    fn new(
+        file: (Connection, Folder),
+        reader: Reader,
+        now: SteadyMillis,
+    ) -> rusqlite::Result<Self> {
         let (connection, folder) = file;
+        let earlier = EarlierRows::read(&connection)?;
         let span = begin_span(&connection, now).inspect_err(
             |error| tracing::error!(%error, "history write failed; the history has a gap"),
         );
-        Self {
+        Ok(Self {
             // After a failure, the next write begins a span.
             has_failed: span.is_err(),
             span: span.unwrap_or(NO_SPAN),
             connection,
             folder,
             reader,
+            earlier,
             first: stored(now),
             set: clock::set_by(),
             settled: now.plus(SETTLING_MS),
@@ -218,10 +226,10 @@ impl Table {
             has_lost: false,
             unsure: None,
             unwritten: Vec::new(),
-        }
+        })
     }
 
-    /// Creates the history again if its file was removed. The numbers of its rows change.
+    /// Creates the history again if its file was removed.
     fn keep_in_place(&mut self, now: SteadyMillis) -> anyhow::Result<()> {
         if self.folder.has_file().context("its file cannot be found")? {
             return Ok(());
@@ -232,6 +240,9 @@ impl Table {
     fn restore(&mut self, now: SteadyMillis) -> anyhow::Result<()> {
         let Restored { connection, folder, is_copy } = self.folder.restore(&self.connection)?;
         let copied = if is_copy { last_span(&connection)? } else { None };
+        if !is_copy {
+            self.earlier = EarlierRows::read(&connection)?;
+        }
         let span = copied.map_or_else(|| begin_span(&connection, now), Ok)?;
         self.reader.change_to(&folder.file())?;
         (self.connection, self.folder, self.span) = (connection, folder, span);
@@ -331,21 +342,7 @@ impl Table {
             self.settled = now.plus(SETTLING_MS);
         }
         let transaction = self.connection.transaction()?;
-        let of_tables: [(&str, &[&str]); 6] = [
-            ("hold", &["began", "ended"]),
-            ("problem", &["began", "cleared", "latest"]),
-            ("act", &["at"]),
-            ("acknowledged", &["at", "until"]),
-            ("span", &["began", "alive"]),
-            ("owner", &["seen"]),
-        ];
-        for (table, columns) in of_tables {
-            for column in columns {
-                let update =
-                    format!("UPDATE {table} SET {column} = {column} + ?1 WHERE {column} >= ?2");
-                transaction.execute(&update, [by, self.first])?;
-            }
-        }
+        self.earlier.shift_others(&transaction, by, self.first)?;
         transaction.commit()?;
         self.first += by;
         Ok(())
@@ -423,7 +420,7 @@ mod tests {
         let connection = schema::open(&folder.join("history.db")).unwrap();
         let folder = Folder::new(folder, lock).unwrap();
         let reader = Reader::open(&folder.file()).unwrap();
-        let table = Table::new((connection, folder), reader, SteadyMillis(1_000));
+        let table = Table::new((connection, folder), reader, SteadyMillis(1_000)).unwrap();
         Table { first: 1_000, set: 0, settled: SteadyMillis(0), limit, ..table }
     }
 
@@ -591,37 +588,6 @@ mod tests {
             write(&mut table, &[]);
             steps += 1;
         }
-    }
-
-    #[test]
-    fn rows_of_this_run_follow_the_wall_clock_when_it_is_set() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut table = table(folder.path(), MAX_BYTES);
-        let hold = "INSERT INTO hold VALUES ('main', 0, x'61', ?1, ?2, 1, ?3, NULL)";
-        // The rows are a hold of an earlier run, one that ended in this run, one within this run, and one that lasts.
-        for (holder, began, ended) in [
-            ("a", 10, Some(20)),
-            ("b", 30, Some(1_005)),
-            ("c", 1_001, Some(1_002)),
-            ("d", 1_003, None),
-        ] {
-            table.connection.execute(hold, params![holder, began, ended]).unwrap();
-        }
-        let rows = |table: &Table| -> Vec<(i64, Option<i64>)> {
-            let mut rows =
-                table.connection.prepare("SELECT began, ended FROM hold ORDER BY holder").unwrap();
-            let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
-            rows.map(Result::unwrap).collect()
-        };
-        let before = rows(&table);
-        table.correct_clock(500, SteadyMillis(1_005)).unwrap();
-        let right = [(10, Some(20)), (30, Some(1_505)), (1_501, Some(1_502)), (1_503, None)];
-        assert_eq!(rows(&table), right);
-        let began: i64 =
-            table.connection.query_row("SELECT began FROM span", [], |row| row.get(0)).unwrap();
-        assert_eq!(began, 1_500);
-        table.correct_clock(-500, SteadyMillis(1_005)).unwrap();
-        assert_eq!(rows(&table), before);
     }
 
     #[test]
