@@ -79,6 +79,8 @@ struct Table {
     first: i64,
     /// The offset of the wall clock at the last correction of rows.
     set: i64,
+    /// Returns the offset of the wall clock.
+    set_by: fn() -> i64,
     /// The instant before which no row is removed by age.
     settled: SteadyMillis,
     /// The most bytes that rows may need.
@@ -221,6 +223,7 @@ impl Table {
             earlier,
             first: stored(now),
             set: clock::set_by(),
+            set_by: clock::set_by,
             settled: now.plus(SETTLING_MS),
             limit: MAX_BYTES,
             has_lost: false,
@@ -293,27 +296,33 @@ impl Table {
         prune: bool,
         now: SteadyMillis,
     ) -> rusqlite::Result<()> {
-        let by = clock::set_by().saturating_sub(self.set);
-        if by != 0 {
-            self.correct_clock(by, now)?;
-            self.set += by;
-        }
         if lost > 0 {
             tracing::warn!(lost, "history has a gap: too many entries");
         }
-        if lost > 0 || self.has_failed {
-            self.span = begin_span(&self.connection, now)?;
-            self.has_lost = true;
+        loop {
+            let by = (self.set_by)().saturating_sub(self.set);
+            if by != 0 {
+                self.correct_clock(by, now)?;
+                self.set += by;
+            }
+            let transaction = self.connection.transaction()?;
+            if lost > 0 || self.has_failed {
+                self.span = begin_span(&transaction, now)?;
+                self.has_lost = true;
+            }
+            for entry in batch {
+                insert(&transaction, entry)?;
+            }
+            let alive = [stored(now), self.span];
+            transaction
+                .prepare_cached("UPDATE span SET alive = ?1 WHERE rowid = ?2")?
+                .execute(alive)?;
+            // If the clock was set in between, only some of these rows have its offset.
+            if (self.set_by)() == self.set {
+                transaction.commit()?;
+                break;
+            }
         }
-        let transaction = self.connection.transaction()?;
-        for entry in batch {
-            insert(&transaction, entry)?;
-        }
-        let alive = [stored(now), self.span];
-        transaction
-            .prepare_cached("UPDATE span SET alive = ?1 WHERE rowid = ?2")?
-            .execute(alive)?;
-        transaction.commit()?;
         if prune {
             self.prune(now)?;
             self.limit_names()?;
@@ -588,6 +597,21 @@ mod tests {
             write(&mut table, &[]);
             steps += 1;
         }
+    }
+
+    #[test]
+    fn entries_that_are_written_while_the_clock_is_set_are_corrected_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut table = table(folder.path(), MAX_BYTES);
+        static READINGS: AtomicU64 = AtomicU64::new(0);
+        // The clock is set during the first transaction.
+        table.set_by = || if READINGS.fetch_add(1, Ordering::Relaxed) == 0 { 0 } else { 500 };
+        for (batch, lost) in [(holds(2_000..2_001), 1), (Vec::new(), 0)] {
+            table.write(&batch, lost, false, SteadyMillis(3_000)).unwrap();
+        }
+        let rows = "SELECT (SELECT sum(began) FROM hold), (SELECT count(*) FROM span)";
+        let rows = table.connection.query_row(rows, [], |row| Ok((row.get(0)?, row.get(1)?)));
+        assert_eq!(rows, Ok((2_000, 2)), "a span from the start, and one after the loss");
     }
 
     #[test]
