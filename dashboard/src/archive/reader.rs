@@ -19,6 +19,8 @@ use crate::model::types::{
 
 /// The most holders at one instant, since a lock has at most that many readers.
 const MAX_HOLDERS: usize = 1_024;
+/// The most holds of a lock that are searched for those that had ended. A lock that is taken often has a million.
+const MAX_SEARCHED: usize = 20_000;
 /// The most holds of a lock in one answer.
 const MAX_HOLDS: usize = 1_000;
 /// The most past holds of one lock that the next run restores.
@@ -97,24 +99,21 @@ impl Reader {
         self.searches.run(query).await
     }
 
-    /// Returns the holders of a lock at an instant.
+    /// Returns the holders of a lock at an instant, as far as [`Self::holds`] finds them.
     ///
     /// # Errors
     /// Fails if the file cannot be read.
     pub async fn at(&self, lock: LockId, at: SteadyMillis) -> rusqlite::Result<HoldersAt> {
         self.query(move |connection| {
-            let mut holds = connection.prepare_cached(
-                "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
-                 AND began <= ?4 AND (ended IS NULL OR ended > ?4) ORDER BY began LIMIT ?5",
-            )?;
-            let key = params![&*lock.deployment, lock.db, lock.name.as_bytes(), stored(at), MAX_HOLDERS];
-            let holders = holds.query_map(key, hold)?.collect::<rusqlite::Result<Vec<_>>>()?;
+            let mut holders = holds(connection, &lock, at.plus(1), at, MAX_HOLDERS)?;
+            holders.reverse();
             Ok(HoldersAt { at, holders, gap: gap_at(connection, at)? })
         })
         .await
     }
 
-    /// Returns the latest holds of a lock that overlap a span of time, newest first.
+    /// Returns the latest holds of a lock that overlap a span of time, newest first. Those that lasted while thousands of
+    /// others began, which only readers can, are left out once they have ended.
     ///
     /// # Errors
     /// Fails if the file cannot be read.
@@ -124,16 +123,7 @@ impl Reader {
         from: SteadyMillis,
         to: SteadyMillis,
     ) -> rusqlite::Result<Vec<PastHoldView>> {
-        self.query(move |connection| {
-            let mut holds = connection.prepare_cached(
-                "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
-                 AND began <= ?5 AND (ended IS NULL OR ended >= ?4) ORDER BY began DESC LIMIT ?6",
-            )?;
-            let (from, to) = (stored(from), stored(to));
-            let key = params![&*lock.deployment, lock.db, lock.name.as_bytes(), from, to, MAX_HOLDS];
-            holds.query_map(key, hold)?.collect()
-        })
-        .await
+        self.query(move |connection| holds(connection, &lock, from, to, MAX_HOLDS)).await
     }
 
     /// Returns the gaps between two instants.
@@ -354,8 +344,24 @@ fn nearest(
     Ok(found.map(instant))
 }
 
-fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {
-    hold_from(row, 0)
+/// Returns the latest holds of a lock that began at `to` or before and ended at `from` or later, newest first.
+fn holds(
+    connection: &Connection,
+    lock: &LockId,
+    from: SteadyMillis,
+    to: SteadyMillis,
+    limit: usize,
+) -> rusqlite::Result<Vec<PastHoldView>> {
+    let columns = "SELECT holder, began, exact, ended, how FROM";
+    let begun = "WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND began <= ?4";
+    let mut holds = connection.prepare_cached(&format!(
+        "{columns} (SELECT * FROM hold {begun} ORDER BY began DESC LIMIT ?5) WHERE ended >= ?6
+         UNION ALL {columns} hold INDEXED BY hold_open {begun} AND ended IS NULL ORDER BY began DESC LIMIT ?7"
+    ))?;
+    let (to, from) = (stored(to), stored(from));
+    let name = lock.name.as_bytes();
+    let key = params![&*lock.deployment, lock.db, name, to, MAX_SEARCHED, from, limit];
+    holds.query_map(key, |row| hold_from(row, 0))?.collect()
 }
 
 /// Parses a hold whose holder is in this column.
@@ -368,4 +374,39 @@ pub(super) fn hold_from(row: &Row<'_>, first: usize) -> rusqlite::Result<PastHol
         to: row.get::<_, Option<i64>>(first + 3)?.map(instant),
         ended,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use redisson::LockName;
+
+    use super::super::schema;
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_latest_holds_of_a_busy_lock_are_searched_for_those_that_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("history.db");
+        let connection = schema::open(&path).unwrap();
+        let reader = Reader::open(&path).unwrap();
+        let (name, at) = (LockName::new(&b"a"[..]).unwrap(), SteadyMillis(50_000));
+        let lock = LockId { deployment: "main".into(), db: 0, name };
+        let held = async || -> Vec<String> {
+            let at = reader.at(lock.clone(), at).await.unwrap().holders;
+            let during = reader.holds(lock.clone(), SteadyMillis(49_000), SteadyMillis(50_000));
+            assert_eq!(during.await.unwrap().len(), at.len());
+            at.into_iter().map(|hold| hold.id).collect()
+        };
+        connection
+            .execute_batch(
+                "INSERT INTO hold VALUES ('main', 0, x'61', 'lasts', 1000, 1, NULL, NULL),
+                 ('main', 0, x'61', 'ended', 2000, 1, 90000, 'released')",
+            )
+            .unwrap();
+        assert_eq!(held().await, ["lasts", "ended"], "the oldest first");
+        let others = "WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < ?1)
+            INSERT INTO hold SELECT 'main', 0, x'61', 'other', 3000 + n, 1, 3000 + n, 'released' FROM number";
+        connection.execute(others, [MAX_SEARCHED]).unwrap();
+        assert_eq!(held().await, ["lasts"]);
+    }
 }
