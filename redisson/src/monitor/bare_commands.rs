@@ -23,7 +23,7 @@ impl Classifier<'_> {
                 ServerRole::Replica => (None, Action::Vanished),
             },
             None => match self.lease(lock) {
-                Some(lease) => (self.known.holder(lock), Action::Renewed { lease: Some(lease) }),
+                Some(lease) => (self.known_holder(lock), Action::Renewed { lease: Some(lease) }),
                 None => return,
             },
         };
@@ -63,7 +63,7 @@ impl Classifier<'_> {
                 Some((from, Action::HandedOver { to, lease }))
             }
             (Some((holder, command)), _) => {
-                let again = command == Command::HIncrBy && self.known.holder(lock) == Some(holder);
+                let again = command == Command::HIncrBy && self.known_holder(lock) == Some(holder);
                 let mut markers = self.unit.effects();
                 let action = match markers.find_map(|effect| marker_number(&effect, holder)) {
                     Some(count) if count > 1 => Action::Reentered { lease, count: Some(count) },

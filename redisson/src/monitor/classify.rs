@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::command::Command;
 use super::event::{Action, Certainty, Event};
 use super::intent::Intent;
-use super::known_locks::KnownLocks;
+use super::known_locks::{Known, KnownLocks};
 use super::server_role::ServerRole;
 use super::unit::{Effect, Origin, Unit};
 use crate::{HolderId, Kind, LockName, keys};
@@ -79,9 +79,15 @@ impl Classifier<'_> {
         self.events.push(Event { at_micros, db, client, lock, kind, holder, action, certainty });
     }
 
-    /// Records the current holder, as far as the action reveals it.
+    /// Returns the last known holder.
+    pub(super) fn known_holder(&self, lock: &[u8]) -> Option<HolderId> {
+        self.known.state(lock, self.unit.db)?.holder
+    }
+
+    /// Records the current holder and the end of its lease, as far as the action reveals them.
     fn remember(&mut self, lock: &LockName, holder: Option<HolderId>, action: Action) {
-        let before = self.known.holder(lock.as_bytes());
+        let state = self.known.state(lock.as_bytes(), self.unit.db);
+        let before = state.and_then(|known| known.holder);
         let after = match action {
             Action::Acquired { .. } | Action::Reentered { .. } | Action::Renewed { .. } => {
                 holder.or(before)
@@ -98,9 +104,13 @@ impl Classifier<'_> {
             | Action::DroppedFromQueue
             | Action::Subscribed
             | Action::Unsubscribed
-            | Action::Failed => before,
+            | Action::Failed => return self.known.record(lock, state),
         };
-        self.known.record(lock, after);
+        let lease = self.lease(lock.as_bytes()).and_then(|lease| lease.as_micros().try_into().ok());
+        let ends = lease.map(|lease: u64| self.unit.at_micros.saturating_add(lease));
+        let same = state.filter(|known| known.holder == after);
+        let ends = ends.or_else(|| same?.ends);
+        self.known.record(lock, Some(Known { db: self.unit.db, holder: after, ends }));
     }
 
     /// Returns the last TTL that the unit gave the lock.
@@ -197,7 +207,7 @@ impl Classifier<'_> {
         }
         // If the reply of an earlier copy is recorded, the script does not read the lock.
         if effects().any(|effect| effect.key == lock) {
-            let was_holder = self.known.holder(lock) == Some(holder);
+            let was_holder = self.known_holder(lock) == Some(holder);
             let action = Action::ReleaseFoundNothing;
             if was_holder {
                 // A full server looks the same.
@@ -254,7 +264,7 @@ impl Classifier<'_> {
 
     fn expire(&mut self, lock: &[u8]) {
         if let Some(lease) = self.lease(lock) {
-            let holder = self.known.holder(lock);
+            let holder = self.known_holder(lock);
             let action = Action::Renewed { lease: Some(lease) };
             self.emit_as(Certainty::Likely, lock, None, holder, action);
         }

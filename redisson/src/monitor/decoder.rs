@@ -9,7 +9,7 @@ use super::classify::Classifier;
 use super::command::Command;
 use super::event::{Action, Certainty, Event};
 use super::intent::{self, Intent};
-use super::known_locks::KnownLocks;
+use super::known_locks::{Known, KnownLocks};
 use super::line::{Arg, Args, Line, Source};
 use super::server_role::ServerRole;
 use super::traced_lines::TracedLines;
@@ -165,6 +165,7 @@ impl Decoder {
         self.traced.close(&[]);
         self.partial.clear();
         self.skipping = false;
+        self.known.forget_ends();
     }
 
     /// Decodes one line, without its leading `+` and line ending.
@@ -393,7 +394,8 @@ impl Decoder {
             let Some(Ok(lock)) = name else { continue };
             if self.known.contains(lock.as_bytes()) {
                 any_known = true;
-                self.known.record(&lock, None);
+                let free = Known { db: line.db, holder: None, ends: None };
+                self.known.record(&lock, Some(free));
             }
             events.push(Event {
                 at_micros,

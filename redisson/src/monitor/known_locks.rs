@@ -7,24 +7,34 @@ use crate::{HolderId, LockName};
 /// The capacity of each of the two generations.
 const NAMES: usize = 8_192;
 
-/// The most recently seen lock names and their holders.
+/// The last known state of a lock.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Known {
+    pub(super) db: u32,
+    /// The only holder, or `None` if the lock is free or has several.
+    pub(super) holder: Option<HolderId>,
+    /// The end of the lease, in microseconds since 1970, if it was seen.
+    pub(super) ends: Option<u64>,
+}
+
+/// The most recently seen lock names and their states, if known.
 #[derive(Debug, Default)]
 pub(super) struct KnownLocks {
-    young: HashMap<LockName, Option<HolderId>>,
-    old: HashMap<LockName, Option<HolderId>>,
+    young: HashMap<LockName, Option<Known>>,
+    old: HashMap<LockName, Option<Known>>,
 }
 
 impl KnownLocks {
-    /// Records a lock and its only holder, if known.
-    pub(super) fn record(&mut self, name: &LockName, holder: Option<HolderId>) {
+    /// Records a lock and its state, if known.
+    pub(super) fn record(&mut self, name: &LockName, state: Option<Known>) {
         if let Some(known) = self.young.get_mut(name) {
-            *known = holder;
+            *known = state;
             return;
         }
         if self.young.len() >= NAMES {
             self.old = std::mem::take(&mut self.young);
         }
-        self.young.insert(name.clone(), holder);
+        self.young.insert(name.clone(), state);
     }
 
     pub(super) fn contains(&self, name: &[u8]) -> bool {
@@ -37,9 +47,16 @@ impl KnownLocks {
         (known < names.len()).then(|| names.swap_remove(known))
     }
 
-    /// Returns the last known holder.
-    pub(super) fn holder(&self, name: &[u8]) -> Option<HolderId> {
-        *self.young.get(name).or_else(|| self.old.get(name))?
+    /// Returns the last known state in a database.
+    pub(super) fn state(&self, name: &[u8], db: u32) -> Option<Known> {
+        let known = self.young.get(name).or_else(|| self.old.get(name))?;
+        known.filter(|known| known.db == db)
+    }
+
+    /// Forgets the ends of leases, since renewals may have been missed.
+    pub(super) fn forget_ends(&mut self) {
+        let known = self.young.values_mut().chain(self.old.values_mut());
+        known.flatten().for_each(|known| known.ends = None);
     }
 }
 

@@ -112,13 +112,20 @@ impl Classifier<'_> {
         if unit.effects().any(removed) {
             self.emit(lock, kind, Some(holder), Action::LeftQueue);
         } else if unit.effects().any(|effect| effect.is(Command::Exists, lock)) {
-            if self.known.holder(lock) == Some(holder) {
-                self.emit(lock, kind, Some(holder), Action::Released);
-            } else if !self.known.contains(lock) {
-                self.emit_as(Certainty::Likely, lock, kind, Some(holder), Action::Released);
-            } else {
-                let action = Action::ReleaseFoundNothing;
-                self.emit_as(Certainty::Likely, lock, kind, Some(holder), action);
+            let (state, at) = (self.known.state(lock, unit.db), unit.at_micros);
+            // MONITOR shows neither whether a field was removed nor the end of a lease.
+            let holds = state.map(|known| {
+                known.holder == Some(holder) && known.ends.is_none_or(|ends| at <= ends)
+            });
+            match holds {
+                Some(true) => self.emit(lock, kind, Some(holder), Action::Released),
+                Some(false) => {
+                    let action = Action::ReleaseFoundNothing;
+                    self.emit_as(Certainty::Likely, lock, kind, Some(holder), action);
+                }
+                None => {
+                    self.emit_as(Certainty::Likely, lock, kind, Some(holder), Action::Released);
+                }
             }
         }
         self.report_dropped_waiters(lock, kind, holder);

@@ -181,6 +181,56 @@ fn a_fair_queue_is_tracked() {
 }
 
 #[test]
+fn the_release_of_a_fair_hold_by_an_agent_follows_from_its_lease() {
+    let mut stream = master();
+    let (queue, deadlines) = ("redisson_lock_queue:{a}", "redisson_lock_timeout:{a}");
+    let take = |stream: &mut Stream, db: u32, holder: &str| {
+        let script = "8f6ed299ffd259f0539c20f89253998c0777ea75";
+        let call =
+            format!("EVALSHA {script} 3 a {queue} {deadlines} 30000 {holder} 300000 1795218440976");
+        stream.print(&format!("{db} 127.0.0.1:52958"), &call);
+        for command in [
+            format!("zrem {deadlines} {holder}"),
+            format!("hset a {holder} 1"),
+            "pexpire a 30000".to_owned(),
+        ] {
+            stream.print(&format!("{db} lua"), &command);
+        }
+        assert_eq!(stream.seen().len(), 1);
+    };
+    let release = |stream: &mut Stream, is_late: bool| {
+        let script = crate::script::RELEASE_FAIR.sha();
+        let call = format!("EVALSHA {script} 3 a {queue} {deadlines} {H} 300000 1 c 0 PUBLISH");
+        for (source, words) in [
+            ("0 127.0.0.1:52958", call),
+            ("0 lua", format!("HDEL a {H}")),
+            ("0 lua", "EXISTS a".to_owned()),
+        ] {
+            let words: Vec<&[u8]> = words.split(' ').map(str::as_bytes).collect();
+            let mut line = printed(source, &words);
+            if is_late {
+                // Some minutes later.
+                line[7] = b'9';
+            }
+            stream.decoder.feed_line(&line, &mut stream.events);
+        }
+        stream.seen()
+    };
+    stream.decoder.record_lock(&crate::LockName::new(&b"a"[..]).unwrap());
+    assert_eq!(release(&mut stream, false), ["released? a fair H"], "taken unseen");
+    take(&mut stream, 0, H);
+    assert_eq!(release(&mut stream, false), ["released a fair H"]);
+    take(&mut stream, 0, H);
+    assert_eq!(release(&mut stream, true), ["release_found_nothing? a fair H"]);
+    take(&mut stream, 0, H);
+    stream.decoder.reset(ServerRole::Master);
+    assert_eq!(release(&mut stream, true), ["released a fair H"], "renewals may be unseen");
+    take(&mut stream, 0, H);
+    take(&mut stream, 1, OTHER);
+    assert_eq!(release(&mut stream, false), ["released? a fair H"], "another database");
+}
+
+#[test]
 fn an_attempt_that_only_removes_a_dead_waiter_is_refused() {
     let mut stream = master();
     let (queue, deadlines) = ("redisson_lock_queue:{a}", "redisson_lock_timeout:{a}");
