@@ -35,7 +35,7 @@ impl Numbers {
     /// Returns a number that was never used before.
     pub(in crate::core) fn draw(&mut self) -> Number {
         let number = self.next;
-        // Only 2^30 grants in one second of the epoch would reach the next run's numbers.
+        // The next run's numbers begin later by 2^30 for each second of this run, or by 2^40 if the clock was set back.
         self.next = self.next.saturating_add(1);
         number
     }
