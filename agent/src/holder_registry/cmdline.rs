@@ -52,8 +52,10 @@ fn masked<'a>(args: impl Iterator<Item = &'a str>) -> String {
     let mut value_is_secret = false;
     for arg in args {
         let is_flag = arg.starts_with('-');
-        if std::mem::take(&mut value_is_secret) && !is_flag {
+        if std::mem::take(&mut value_is_secret) && !arg.starts_with("--") {
             shown.push(MASK.to_owned());
+            // With one dash it may also be a flag, whose value is the secret.
+            value_is_secret = is_flag;
             continue;
         }
         let arg = mask_logins(arg);
@@ -104,6 +106,11 @@ mod tests {
         assert_eq!(line(&["x", "--password", "pw", "y"]), "x --password *** y");
         assert_eq!(line(&["x", "--api-TOKEN=pw", "-v"]), "x --api-TOKEN=*** -v");
         assert_eq!(line(&["x", "--key", "--quiet", "y"]), "x --key --quiet y");
+        assert_eq!(
+            line(&["x", "--password", "-Zk3", "--quiet", "y"]),
+            "x --password *** --quiet y"
+        );
+        assert_eq!(line(&["x", "--auth", "-p", "pw", "y"]), "x --auth *** *** y");
         assert_eq!(line(&["PGPASSWORD=pw", "psql"]), "PGPASSWORD=*** psql");
         assert_eq!(line(&["x", "redis://me:pw@host:1/0"]), "x redis://***@host:1/0");
         assert_eq!(line(&["x", "--url=redis://me:p/p@w@host/a"]), "x --url=redis://***@host/a");
