@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::time::sleep;
 
-use super::{Desk, is_there, until_gone};
+use super::{Desk, Lockctl, guard, is_there, until_gone};
 
 /// A shell that waits for another shell, which works, as in wrapper scripts.
 const WRAPPED: &str = "sh -c 'trap \"echo usr1 > usr1\" USR1; trap \"echo hup > hup; exit 3\" HUP; echo $$ > worker; \
@@ -158,6 +158,33 @@ async fn ignored_signals_stay_ignored() -> Result<()> {
     assert!(is_there(worker));
     std::fs::write(desk.path("fifo"), "go on\n")?;
     assert_eq!(run.end().await?.0, 6, "as under nohup");
+    Ok(())
+}
+
+/// Starts `lockctl exec a` with this script as from a program that ignores the ends of its children.
+fn child_of_careless_parent(desk: &Desk, script: &str) -> Result<Lockctl> {
+    let mut command = super::process::command(std::path::Path::new("env"));
+    command.arg("--ignore-signal=CHLD").arg(super::programs::path("lockctl")?);
+    command.args(["exec", "a", "--", "sh", "-c", script]);
+    command.current_dir(desk.folder.path()).env("LOCKSCOPE_SOCKET", desk.bench.agent.socket());
+    desk.spawn(command)
+}
+
+#[tokio::test]
+async fn a_parent_that_ignores_sigchld_changes_nothing() -> Result<()> {
+    let desk = Desk::new().await?;
+    let (code, said) = child_of_careless_parent(&desk, "exit 7")?.end().await?;
+    assert_eq!(code, 7, "{said}");
+    let script = "setsid sh -c 'echo $$ > apart; while :; do sleep 0.05; done' & \
+        echo $$ > shell; while :; do sleep 0.05; done";
+    let mut run = child_of_careless_parent(&desk, script)?;
+    let pids = [desk.pid("apart").await?, desk.pid("shell").await?];
+    super::kill(guard(&run)?)?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    for pid in pids {
+        until_gone(pid).await;
+    }
     Ok(())
 }
 

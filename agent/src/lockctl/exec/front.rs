@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use tokio::process::Child;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::control::{FrontControl, GuardMessage};
 use super::process_tree::ProcessTree;
@@ -41,6 +42,8 @@ pub(crate) fn run(args: &ExecArgs) -> Exit {
 
 async fn serve(args: &ExecArgs) -> io::Result<Exit> {
     let mut caught = Signals::catch(&[])?;
+    // If the parent left this signal ignored, the kernel would discard the status of the guard.
+    let _ended = signal(SignalKind::child())?;
     signals::allow_terminal_access()?;
     let tree = ProcessTree::adopt_orphans()?;
     let (ours, theirs) = UnixStream::pair()?;
