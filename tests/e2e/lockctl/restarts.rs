@@ -1,8 +1,10 @@
 //! Agents that are replaced while a command runs.
 
 use anyhow::{Result, ensure};
+use tokio::net::UnixListener;
 
-use super::Desk;
+use super::halfway::Halfway;
+use super::{Desk, Lockctl};
 
 const UNTIL_STOPPED: &str = "echo $$ > shell; while ! test -e stop; do sleep 0.02; done; exit 3";
 
@@ -35,21 +37,40 @@ async fn with_grace_the_next_agent_takes_over_the_locks() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn a_command_that_ends_while_the_next_agent_answers_is_released() -> Result<()> {
-    let mut desk = patient().await?;
+/// Runs a command under the lock `a` until a new agent has resumed the session under a new secret, but `lockctl` has not
+/// received it.
+async fn half_resumed(desk: &mut Desk) -> Result<(Lockctl, Halfway)> {
     let door = desk.path("door.sock");
     std::os::unix::fs::symlink(desk.bench.agent.socket(), &door)?;
     let mut command =
         desk.command(&["exec", "--grace", "5m", "a", "--", "sh", "-c", UNTIL_STOPPED])?;
     command.env("LOCKSCOPE_SOCKET", &door);
-    let mut run = desk.spawn(command)?;
+    let run = desk.spawn(command)?;
     desk.pid("shell").await?;
-    let listener = tokio::net::UnixListener::bind(desk.path("next.sock"))?;
+    let listener = UnixListener::bind(desk.path("next.sock"))?;
     std::fs::rename(desk.path("next.sock"), &door)?;
     desk.bench.agent.restart().await?;
-    // The agent has resumed the session under a new secret, but lockctl has not received it.
     let halfway = desk.let_in_until(&listener, "holds").await?;
+    Ok((run, halfway))
+}
+
+#[tokio::test]
+async fn a_lock_that_is_lost_while_the_next_agent_answers_ends_its_command() -> Result<()> {
+    let mut desk = patient().await?;
+    let (mut run, halfway) = half_resumed(&mut desk).await?;
+    let output = desk.command(&["unlock", "--force", "a"])?.output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let relay = tokio::spawn(halfway.go_on());
+    let (code, said) = run.end().await?;
+    ensure!(code == 76 && said.contains("a: it is no longer held"), "{code}: {said}");
+    relay.abort();
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_command_that_ends_while_the_next_agent_answers_is_released() -> Result<()> {
+    let mut desk = patient().await?;
+    let (mut run, halfway) = half_resumed(&mut desk).await?;
     std::fs::write(desk.path("stop"), "")?;
     run.says("waiting for an agent to release it").await;
     halfway.go_on().await?;

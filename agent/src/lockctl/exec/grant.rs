@@ -22,7 +22,7 @@ pub(crate) struct Held {
     pub(crate) token: Option<i64>,
     /// Microseconds of the boot clock, which includes suspend.
     valid_until: u64,
-    /// The state that the grant, or the latest RESUME, reported.
+    /// The state that the grant, or the list of holds after the latest RESUME, reported.
     granted: Validity,
 }
 
@@ -70,12 +70,12 @@ impl Grant {
         self.validity = self.validity.min(grace);
     }
 
-    /// Updates the validity from the reply of RESUME.
+    /// Updates the validity from the list of holds of the resumed session.
     ///
     /// # Errors
     /// Returns the name of a lock that is no longer held.
-    pub(crate) fn resume(&mut self, reply: &Value) -> Result<(), Vec<u8>> {
-        let Some(Value::Array(rows)) = reply.field("holds") else {
+    pub(crate) fn resume(&mut self, holds: &Value) -> Result<(), Vec<u8>> {
+        let Value::Array(rows) = holds else {
             return Err(self.locks.first().map(|lock| lock.name.clone()).unwrap_or_default());
         };
         let listed: Vec<Held> = rows.iter().filter_map(held).collect();
@@ -209,16 +209,14 @@ mod tests {
 
     #[test]
     fn only_the_same_grant_is_resumed() {
-        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let resumed = |rows| Value::Map(vec![(text("holds"), Value::Array(rows))]);
         let mut grant =
             Grant::read(&Value::Array(vec![reply("a", 1_000), reply("b", 2_000)])).unwrap();
         let (a, b) = (reply("a", 50_000), reply("b", 60_000));
-        assert_eq!(grant.resume(&resumed(vec![b.clone(), a.clone()])), Ok(()));
+        assert_eq!(grant.resume(&Value::Array(vec![b.clone(), a.clone()])), Ok(()));
         assert!(grant.left(boot_micros()) > Duration::from_secs(40));
-        assert_eq!(grant.resume(&resumed(vec![a])), Err(b"b".to_vec()));
+        assert_eq!(grant.resume(&Value::Array(vec![a])), Err(b"b".to_vec()));
         grant.locks[1].holder = "uuid:2".to_owned();
-        assert_eq!(grant.resume(&resumed(vec![reply("a", 1), b])), Err(b"b".to_vec()));
+        assert_eq!(grant.resume(&Value::Array(vec![reply("a", 1), b])), Err(b"b".to_vec()));
         assert!(grant.resume(&Value::Nil).is_err());
     }
 
@@ -233,9 +231,7 @@ mod tests {
         assert_eq!(grant.deadline(), broke + 2_700_000);
         // A third of the grace is left for the end of the command.
         assert_eq!(grant.terminate_at(Duration::from_secs(5)), broke + 1_700_000);
-        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let holds = Value::Array(vec![reply("a", 25_000)]);
-        assert_eq!(grant.resume(&Value::Map(vec![(text("holds"), holds)])), Ok(()));
+        assert_eq!(grant.resume(&Value::Array(vec![reply("a", 25_000)])), Ok(()));
         let lead = grant.deadline() - grant.terminate_at(Duration::from_secs(5));
         assert_eq!(lead, 5_000_000);
     }

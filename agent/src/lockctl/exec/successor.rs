@@ -25,8 +25,8 @@ pub(crate) struct Resumed {
     pub(crate) agent: Agent,
     /// The new secret to resume the session with.
     pub(crate) secret: String,
-    /// The reply of RESUME.
-    pub(crate) reply: Value,
+    /// The locks that the session still holds, as a list of maps.
+    pub(crate) holds: Value,
 }
 
 /// Waits for an agent to answer, and resumes the session if it has grace (a secret).
@@ -63,7 +63,13 @@ async fn resume(mut agent: Agent, id: &str, secret: &str) -> Option<Successor> {
         Err(_) => return None,
     };
     let secret = reply.text("secret")?;
-    // A failure means that the connection was lost, which arrives as a push.
-    agent.enable_pushes(None).await.ok();
-    Some(Successor::Resumed(Box::new(Resumed { agent, secret, reply })))
+    let mut holds = reply.field("holds").cloned()?;
+    // No push reports what was lost before pushes are on. A failure means that the connection was lost, which arrives as a
+    // push.
+    if agent.enable_pushes(None).await.is_ok()
+        && let Ok(latest) = agent.call(&redis::cmd("HOLDS")).await
+    {
+        holds = latest;
+    }
+    Some(Successor::Resumed(Box::new(Resumed { agent, secret, holds })))
 }

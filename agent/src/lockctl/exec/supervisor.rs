@@ -223,7 +223,7 @@ impl<'a> Supervisor<'a> {
             Successor::Resumed(resumed) => {
                 self.secret = Some(resumed.secret);
                 self.agent = Some(resumed.agent);
-                match self.grant.resume(&resumed.reply) {
+                match self.grant.resume(&resumed.holds) {
                     Ok(()) if self.lost => {}
                     Ok(()) => {
                         notice(&format!("{}: resumed by the next agent", self.args.lock_names()));
