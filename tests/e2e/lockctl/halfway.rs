@@ -57,6 +57,11 @@ impl Halfway {
         }
     }
 
+    /// Delivers another reply in place of the withheld one, and nothing after it.
+    pub(super) async fn answer(mut self, reply: &[u8]) -> Result<()> {
+        Ok(self.back.write_all(reply).await?)
+    }
+
     /// Delivers the withheld reply and everything after it until one side disconnects.
     pub(super) async fn go_on(mut self) -> Result<()> {
         self.back.write_all(&self.kept).await?;

@@ -229,3 +229,21 @@ async fn a_missing_agent_is_reported_at_once() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_lock_that_is_lost_before_its_grant_arrives_is_acquired_again() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let door = desk.path("door.sock");
+    let listener = tokio::net::UnixListener::bind(&door)?;
+    let mut command = desk.command(&["exec", "--wait", "1m", "a", "--", "sh", "-c", "exit 3"])?;
+    command.env("LOCKSCOPE_SOCKET", &door);
+    let mut run = desk.spawn(command)?;
+    let halfway = desk.let_in_until(&listener, "valid_ms").await?;
+    std::os::unix::fs::symlink(desk.bench.agent.socket(), desk.path("next.sock"))?;
+    std::fs::rename(desk.path("next.sock"), &door)?;
+    halfway.answer(b"-LOST `a` was held, but an operator released it (forced)\r\n").await?;
+    let (code, said) = run.end().await?;
+    ensure!(code == 3 && said.contains("the grant of a came too late"), "{code}: {said}");
+    desk.bench.until_free("a").await;
+    Ok(())
+}

@@ -80,8 +80,13 @@ pub(crate) async fn acquire(
     let deadline = if args.try_once { Some(began) } else { args.wait.map(|wait| began + wait) };
     loop {
         let failure = match attempt(socket, args, deadline, traceparent, attempts).await {
+            // This process was stopped meanwhile, and others may hold the locks. Dropping the session releases them.
             Ok(Some(granted)) if granted.grant.is_over() => {
-                // This process was stopped meanwhile, and others may hold the locks. Dropping the session releases them.
+                notice(&format!("the grant of {} came too late", args.lock_names()));
+                continue;
+            }
+            // It was lost before the grant was sent.
+            Err(Failure::Refused(code, _)) if code == "LOST" => {
                 notice(&format!("the grant of {} came too late", args.lock_names()));
                 continue;
             }
