@@ -51,9 +51,9 @@ const PLANS: [Plan; 5] = [
     Plan {
         root: "agent/src/lockctl/main.rs",
         floors: &[
-            &["columns", "duration", "exit", "output", "runtime", "signals"],
+            &["columns", "duration", "exit", "runtime", "signals"],
             &["reply"],
-            &["client", "table"],
+            &["client", "output", "table"],
             &["cli", "holders", "list"],
             &["show", "tail", "watch"],
             &["exec", "verbs"],

@@ -8,12 +8,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::tcgetwinsize;
 use service_kit::stderr::Stderr;
 
+use crate::reply::printable;
+
 static STDERR: Mutex<Stderr> = Mutex::new(Stderr::new());
 
-/// Writes a message to standard error, ignoring failures. What standard error cannot take at once is dropped: a command whose
+/// Writes a message to standard error as a terminal may print it, ignoring failures. What standard error cannot take at once is dropped: a command whose
 /// lock is lost must end, even if nobody reads messages.
 pub(crate) fn notice(text: &str) {
     let mut stderr = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = printable(text.as_bytes());
     stderr.write_all(format!("lockctl: {text}\n").as_bytes()).unwrap_or_default();
 }
 

@@ -21,11 +21,15 @@ pub(crate) async fn lock(
     if as_json {
         return Ok(Some(vec![table::json(&lock).to_string()]));
     }
-    if lock == Value::Nil {
-        return Ok(None);
-    }
+    Ok((lock != Value::Nil).then(|| lines(name, &lock)))
+}
+
+/// Returns the lines about a lock that is not free.
+fn lines(name: &[u8], lock: &Value) -> Vec<String> {
     let mut lines = vec![format!("lock     {}", printable(name))];
-    let mut line = |head: &str, text: String| lines.push(format!("{head:<9}{text}"));
+    let mut line = |head: &str, text: String| {
+        lines.push(format!("{head:<9}{}", printable(text.as_bytes())));
+    };
     let holders = lock.list("holders");
     // The remains of a lock that nobody holds show its kind only if it is not a plain one.
     if let Some(kind) = lock.text("kind").filter(|kind| !holders.is_empty() || kind != "lock") {
@@ -68,7 +72,7 @@ pub(crate) async fn lock(
     for warning in lock.list("warnings") {
         line("warning", text(warning).unwrap_or_default());
     }
-    Ok(Some(lines))
+    lines
 }
 
 /// The state of the agent.
@@ -147,4 +151,25 @@ async fn info(agent: &mut Agent) -> Result<String, Failure> {
 
 fn field<'a>(info: &'a str, key: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_servers_say_cannot_move_the_cursor() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let map = |pairs: Vec<(&str, Value)>| {
+            Value::Map(pairs.into_iter().map(|(key, value)| (text(key), value)).collect())
+        };
+        let server = map(vec![("server", text("host:1")), ("trouble", text("ERR \u{1b}[2J"))]);
+        let lock = map(vec![
+            ("servers", Value::Array(vec![server])),
+            ("warnings", Value::Array(vec![text("\u{1b}]0;x\u{7}")])),
+        ]);
+        let expected =
+            ["lock     a", r"on       host:1: ERR \u{1b}[2J", r"warning  \u{1b}]0;x\u{7}"];
+        assert_eq!(lines(b"a", &lock), expected);
+    }
 }
