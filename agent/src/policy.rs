@@ -100,17 +100,33 @@ impl Policy {
         self.rules.len()
     }
 
+    /// Returns the first rule that covers the worker and the name.
+    fn rule(&self, peer: &Peer, name: &LockName) -> Result<&Rule, Denial> {
+        self.rules.iter().find(|rule| rule.matches(peer, name)).ok_or_else(|| Denial {
+            reason: "name",
+            text: format!(
+                "is denied to user {} of group {}: no rule of the policy allows it",
+                peer.uid, peer.gid
+            ),
+        })
+    }
+
+    /// Checks whether a worker may look at a lock: whether a rule covers both.
+    ///
+    /// # Errors
+    /// Returns the denial if no rule does.
+    pub fn check_look(&self, peer: &Peer, name: &LockName) -> Result<(), Denial> {
+        self.rule(peer, name).map(drop)
+    }
+
     /// Checks a request of a worker whose user already holds, waits for or has requested `locks` locks.
     ///
     /// # Errors
     /// Returns the denial if no rule allows the request.
     pub fn check(&self, peer: &Peer, request: &LockRequest, locks: usize) -> Result<(), Denial> {
-        let rule = self.rules.iter().find(|rule| rule.matches(peer, &request.name));
+        let rule = self.rule(peer, &request.name)?;
         let deny = |reason, text| Err(Denial { reason, text });
         let who = format!("user {} of group {}", peer.uid, peer.gid);
-        let Some(rule) = rule else {
-            return deny("name", format!("is denied to {who}: no rule of the policy allows it"));
-        };
         if !rule.kinds.is_empty() && !rule.kinds.contains(&request.kind) {
             return deny("kind", format!("is denied to {who} as kind {}", request.kind));
         }
@@ -218,7 +234,10 @@ mod tests {
             (0, 0, "orders:1", Kind::Lock, now, 0, Some("name")),
         ] {
             let peer = Peer { uid, gid, ..Peer::default() };
-            let verdict = policy.check(&peer, &request(name, kind, wait), locks);
+            let request = request(name, kind, wait);
+            let may_look = policy.check_look(&peer, &request.name).is_ok();
+            assert_eq!(may_look, denied != Some("name"), "{uid} {gid} {name}");
+            let verdict = policy.check(&peer, &request, locks);
             let reason = verdict.as_ref().err().map(|denial| denial.reason);
             assert_eq!(reason, denied, "{uid} {gid} {name} {kind} {wait:?}: {verdict:?}");
             if let Err(denial) = verdict {

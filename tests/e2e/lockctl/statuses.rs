@@ -68,6 +68,7 @@ async fn each_refusal_has_a_separate_status() -> Result<()> {
         ("text", 65, "(WRONGTYPE)"),
         ("twice twice", 64, "`twice` is given twice"),
         ("--socket /nowhere/agent.sock a", 69, "no agent answers at /nowhere/agent.sock"),
+        ("--socket /nowhere/\u{1b}[2J a", 69, r"no agent answers at /nowhere/\u{1b}[2J"),
         ("--socket /nowhere/agent.sock --exit-no-agent 3 a", 3, "no agent answers"),
         ("--nonsense a", 64, "--nonsense"),
         ("--wait soon a", 64, "expected a duration such as 500ms"),
@@ -128,6 +129,28 @@ async fn a_policy_denial_has_its_own_status() -> Result<()> {
         assert!(said.contains(sentence), "{words}: {said}");
         assert_eq!(desk.path("ran").exists(), code == 0, "{words}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_policy_denies_looks_to_all_but_operators() -> Result<()> {
+    let rules = tempfile::tempdir()?;
+    let policy = rules.path().join("policy.toml");
+    std::fs::write(&policy, "[[allow]]\nnames = [\"orders:*\"]\n")?;
+    let flags = ["--socket-mode", "0666", "--world-writable-socket", "--policy"];
+    let policy = policy.display().to_string();
+    let desk = Desk::with(&[&flags[..], &[policy.as_str()]].concat()).await?;
+    for (lock, status, sentence) in
+        [("orders:1", 0, "orders:1 is free"), ("pay", 77, "`pay` is denied to user 65534")]
+    {
+        let Some(mut command) = desk.as_nobody(&["show", lock])? else { return Ok(()) };
+        let output = command.output()?;
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert_eq!(output.status.code(), Some(status), "{lock}: {said}");
+        assert!(said.contains(sentence), "{lock}: {said}");
+    }
+    assert!(desk.command(&["show", "pay"])?.output()?.status.success(), "an operator may look");
     Ok(())
 }
 

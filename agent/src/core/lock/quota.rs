@@ -1,5 +1,7 @@
 //! The locks that each user holds or waits for, and the limits on them: the policy's, and a share of the agent's.
 
+use redisson::LockName;
+
 use crate::collections::HashMap;
 use crate::core::settings::Limits;
 use crate::policy::{Denial, Policy};
@@ -80,6 +82,11 @@ impl Quota {
     ) -> Option<Denial> {
         let policy = self.policy.as_ref()?;
         policy.check(peer, request, self.of(peer.uid).locks() + before).err()
+    }
+
+    /// Returns the policy's denial of a look at a lock, if any.
+    pub(super) fn look_denial(&self, peer: &Peer, name: &LockName) -> Option<Denial> {
+        self.policy.as_ref()?.check_look(peer, name).err()
     }
 
     /// Returns a sentence about the limit that prevents a user from acquiring another lock, if there is one. `before`

@@ -62,6 +62,9 @@ impl Operation for HolderLook {
 impl Core {
     /// Starts SHOW. The name may be a red lock of other agents; then the Redis of all other kinds has nothing.
     pub(in crate::core) fn show(&mut self, reply_to: ReplyTo, name: LockName) {
+        if let Some(refusal) = self.look_refusal(reply_to, &name) {
+            return self.answer(reply_to, refusal);
+        }
         if self.is_red_only(&name) {
             return self.show_red(Show { name, reply_to });
         }
