@@ -10,7 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
-use prometheus::Registry;
+use prometheus::{PullingGauge, Registry};
 use redisson::Moment;
 use serde::Deserialize;
 use serde_json::json;
@@ -54,7 +54,7 @@ pub fn start(
 ) -> anyhow::Result<thread::JoinHandle<()>> {
     // Created first: if that fails, a runtime that moved to the thread would be dropped by a task of another runtime, which panics.
     let (send, receive) = std::sync::mpsc::sync_channel::<Runtime>(1);
-    let registry = sources.registry.clone();
+    let (registry, status) = (sources.registry.clone(), sources.status.clone());
     listener.set_nonblocking(true)?;
     let router = router(sources, listener.local_addr()?.ip());
     let serve = async move {
@@ -77,6 +77,12 @@ pub fn start(
         .build()
         .context("cannot create a runtime for HTTP")?;
     service_kit::metrics::register_runtime(&registry, "http", runtime.handle().clone())?;
+    let missing = PullingGauge::new(
+        "lockscope_agent_socket_missing",
+        "1 while the socket's file is missing, so that no worker can connect.",
+        Box::new(move || f64::from(u8::from(status.borrow().socket_missing))),
+    );
+    registry.register(Box::new(missing?))?;
     send.send(runtime).context("the HTTP thread has ended")?;
     Ok(thread)
 }
@@ -289,6 +295,7 @@ mod tests {
         let missing = Status { redis_up: true, socket_missing: true, ..Status::default() };
         server.status.send_replace(missing);
         assert!(server.get("/readyz").contains("no worker can connect"));
+        assert!(server.get("/metrics").contains("lockscope_agent_socket_missing 1"));
         server.status.send_replace(Status { redis_up: true, draining: true, ..Status::default() });
         assert!(server.get("/readyz").contains("draining"));
         assert!(server.get("/metrics").contains("tokio_workers{runtime=\"http\"} 1"));

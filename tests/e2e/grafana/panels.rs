@@ -190,6 +190,18 @@ fn two_dashboards_of_one_redis_are_not_added_up() -> Result<()> {
 }
 
 #[test]
+fn a_problem_of_which_only_one_of_two_dashboards_is_certain_counts_once() -> Result<()> {
+    let problem = |instance: &str, certainty: &str| {
+        format!(
+            "lockscope_dashboard_problems{{instance=\"{instance}\",deployment=\"main\",problem=\"leaked\",\
+             certainty=\"{certainty}\",lock_group=\"g\",acknowledged=\"false\"}}"
+        )
+    };
+    let (one, two) = (problem("d", "certain"), problem("e", "suspected"));
+    verify(&[(&one, 1.0), (&two, 1.0)], &[("overview", "Problems", Some(("{}", 1.0)))])
+}
+
+#[test]
 fn problems_count_once_for_two_dashboards_whether_they_are_acknowledged_or_not() -> Result<()> {
     let problem = |instance: &str, acknowledged: bool| {
         format!(
@@ -242,6 +254,12 @@ fn a_figure_is_0_only_if_somebody_looks() -> Result<()> {
     let (one, two) = (node("r:6379"), node("s:6379"));
     verify(
         &[(&one, 0.0), (&two, 0.0)],
+        &[("overview", "Agents without Redis", Some(("{}", 1.0)))],
+    )?;
+    // One that has reached no node of its cluster has no server, beside one that is well.
+    let slots = "lockscope_agent_unserved_slots{job=\"lockscope-agent\",instance=\"b\",deployment=\"main\"}";
+    verify(
+        &[(&one, 1.0), (slots, 16384.0)],
         &[("overview", "Agents without Redis", Some(("{}", 1.0)))],
     )?;
     for name in BOARDS {
