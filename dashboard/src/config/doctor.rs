@@ -23,7 +23,7 @@ pub struct DoctorOptions {
     pub time_limit: HumanDuration,
 }
 
-/// Reports the locks in Redis and what puts them at risk, in one read-only pass. Exit status: 0 no problem or warning, 1 warnings, 2 problems, 64 wrong settings, 69 a Redis could not be checked
+/// Reports the locks in Redis and what puts them at risk, in one read-only pass. Exit status: 0 no problem or warning, 1 warnings, 2 problems, 64 wrong settings, 66 a file of the settings cannot be read, 69 a Redis could not be checked
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-dashboard doctor", bin_name = "lockscope-dashboard doctor", version)]
 struct DoctorFlags {

@@ -45,14 +45,16 @@ pub(super) fn resolve(
     let mut file = flags.get_one::<PathBuf>("config").cloned();
     file = file.or_else(|| env.get(&layers.variable("config")).map(PathBuf::from));
     let content = match &file {
-        Some(path) => read(path).map_err(|mistake| Stop::mistakes(&[mistake]))?,
+        Some(path) => {
+            read(path).map_err(|mistake| Stop::mistakes(&[mistake], std::slice::from_ref(path)))?
+        }
         None => toml::Table::new(),
     };
 
     layers.take_env(&env);
     let tables = layers.take_file(file.as_deref().unwrap_or_else(|| Path::new("")), content);
     if !layers.mistakes.is_empty() {
-        return Err(Stop::mistakes(&layers.mistakes));
+        return Err(Stop::mistakes(&layers.mistakes, &[]));
     }
 
     let mut origins: BTreeMap<String, Origin> = settings_of(command)

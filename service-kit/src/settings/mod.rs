@@ -26,6 +26,7 @@ use std::rc::Rc;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use rustix::fs::{Access, access};
 use serde::de::DeserializeOwned;
 
 pub use file_mode::changeable_by_all;
@@ -35,6 +36,9 @@ pub use value::{HumanDuration, Secret, socket_address};
 
 /// The exit status for invalid settings (`EX_USAGE` of sysexits.h).
 pub const EXIT_USAGE: u8 = 64;
+
+/// The exit status if a file of the settings cannot be read, which may change without a change of the settings (`EX_NOINPUT`).
+const EXIT_NO_INPUT: u8 = 66;
 
 /// The parts of a program's settings that are not in its [`clap::Parser`] struct.
 #[derive(Debug, Clone, Copy)]
@@ -101,9 +105,10 @@ where
         only_checks: check,
     };
     if let Some(mistake) = raw.file.as_deref().and_then(changeable_by_all) {
-        return Err(Stop::mistakes(&[mistake]));
+        return Err(Stop::mistakes(&[mistake], &[]));
     }
-    let built = build(raw).map_err(|mistakes| Stop::mistakes(&mistakes))?;
+    let files = files(&command, &resolved.matches);
+    let built = build(raw).map_err(|mistakes| Stop::mistakes(&mistakes, &files))?;
     if print {
         return Err(Stop::done(printed));
     }
@@ -285,18 +290,18 @@ impl fmt::Display for Origin {
 #[derive(Debug)]
 pub struct Stop {
     text: String,
-    failed: bool,
+    status: u8,
 }
 
 impl Stop {
     /// Prints results to stdout and mistakes to stderr, and returns the exit status: 0 for results
-    /// such as `--help`, [`EXIT_USAGE`] for mistakes.
+    /// such as `--help`, [`EXIT_USAGE`] for mistakes, 66 if a file that the settings name cannot be read.
     #[must_use]
     pub fn report(&self) -> ExitCode {
-        if self.failed {
+        if self.failed() {
             // Standard error may be closed.
             io::stderr().write_all(self.text.as_bytes()).unwrap_or_default();
-            return ExitCode::from(EXIT_USAGE);
+            return ExitCode::from(self.status);
         }
         print_result(&self.text)
     }
@@ -310,16 +315,18 @@ impl Stop {
     /// Returns `true` for invalid settings.
     #[must_use]
     pub fn failed(&self) -> bool {
-        self.failed
+        self.status != 0
     }
 
     fn done(text: String) -> Self {
-        Self { text, failed: false }
+        Self { text, status: 0 }
     }
 
-    fn mistakes(mistakes: &[String]) -> Self {
+    /// Reports these mistakes in settings that name these files.
+    fn mistakes(mistakes: &[String], files: &[PathBuf]) -> Self {
         let text = mistakes.iter().map(|mistake| format!("error: {mistake}\n")).collect();
-        Self { text, failed: true }
+        let unreadable = files.iter().any(|file| access(file, Access::READ_OK).is_err());
+        Self { text, status: if unreadable { EXIT_NO_INPUT } else { EXIT_USAGE } }
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "used as map_err's function")]
@@ -329,7 +336,7 @@ impl Stop {
         if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
             text = text.replace(value, &mask_credentials(value));
         }
-        Self { text: mask_url_passwords(&text), failed }
+        Self { text: mask_url_passwords(&text), status: if failed { EXIT_USAGE } else { 0 } }
     }
 }
 
@@ -385,6 +392,19 @@ fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| {
         arg.get_long().is_some() && !arg.is_hide_set() && !ORDERS.contains(&arg.get_id().as_str())
     })
+}
+
+/// Returns the files that the settings name.
+fn files(command: &Command, matches: &ArgMatches) -> Vec<PathBuf> {
+    let is_file = |arg: &&Arg| {
+        arg.get_value_names().is_some_and(|names| names.iter().any(|name| name.as_str() == "FILE"))
+    };
+    settings_of(command)
+        .filter(is_file)
+        .filter_map(|arg| matches.try_get_many::<PathBuf>(arg.get_id().as_str()).ok()?)
+        .flatten()
+        .cloned()
+        .collect()
 }
 
 fn flag_of(field: &str) -> String {

@@ -31,6 +31,12 @@ struct Args {
     /// Hush.
     #[arg(long)]
     password: Option<Secret>,
+    /// The file.
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// The folder.
+    #[arg(long, value_name = "FOLDER")]
+    state_dir: Option<PathBuf>,
 }
 
 #[derive(Deserialize, Debug, PartialEq)]
@@ -155,7 +161,7 @@ fn all_mistakes_are_reported_together_each_with_its_origin() {
         "thing.toml: key `max_groups`: invalid value `70000`: 70000 is not in 0..=65535",
         "thing.toml: key `insecure`: expected true or false",
         "thing.toml: key `max-groups`: unknown setting; write `max_groups`",
-        "thing.toml: key `colour`: unknown setting; the settings are group, insecure, lease,",
+        "thing.toml: key `colour`: unknown setting; the settings are group, insecure, key_file, lease,",
         "thing.toml: key `redis_url`: expected one value, not a list",
         "environment variable THING_MAX_GROUPS: invalid value `many`: expected a whole number",
         "environment variable THING_COLOUR: unknown setting",
@@ -234,6 +240,20 @@ fn unreadable_files_are_named() {
     let mistakes = Start::default().file("\npassword = \"hunter2").mistakes();
     assert!(mistakes.contains("thing.toml line 2: "), "{mistakes}");
     assert!(!mistakes.contains("hunter2"), "{mistakes}");
+}
+
+#[test]
+fn only_a_file_that_cannot_be_read_may_be_there_at_the_next_start() {
+    let status =
+        |start: Start| start.load_with::<()>(|_| Err(vec!["no".into()])).unwrap_err().report();
+    let no_input = ExitCode::from(66);
+    let start = || Start::default().file("key_file = \"/nowhere/key\"");
+    assert_eq!(status(start()), no_input);
+    assert_eq!(status(start().args(&["--key-file", "/etc/passwd"])), ExitCode::from(EXIT_USAGE));
+    assert_eq!(status(start().args(&["--max-groups", "x"])), ExitCode::from(EXIT_USAGE));
+    assert_eq!(status(Start::default().args(&["--config", "/nowhere/thing.toml"])), no_input);
+    let folder = Start::default().args(&["--state-dir", "/nowhere"]);
+    assert_eq!(status(folder), ExitCode::from(EXIT_USAGE));
 }
 
 #[test]
