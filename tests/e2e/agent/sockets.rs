@@ -118,20 +118,21 @@ async fn wrong_settings_are_reported_before_anything_is_opened() -> Result<()> {
     let file = folder.path().join("agent.toml");
     std::fs::write(&file, "lease = \"30s\"\nleese = \"30s\"\n")?;
     let file = file.display().to_string();
-    let wrong: [(&[&str], &str); 5] = [
-        (&["--lease", "soon"], "soon"),
-        (&["--lease", "1ms"], "lease"),
-        (&["--lost-margin=-5s"], "lost-margin"),
-        (&["--config", &file], "leese"),
-        (&["--config", "/nowhere/agent.toml"], "/nowhere/agent.toml"),
+    let wrong: [(&[&str], &str, i32); 6] = [
+        (&["--lease", "soon"], "soon", 64),
+        (&["--lease", "1ms"], "lease", 64),
+        (&["--lost-margin=-5s"], "lost-margin", 64),
+        (&["--config", &file], "leese", 64),
+        (&["--config", "/nowhere/agent.toml"], "/nowhere/agent.toml", 66),
+        (&["--policy", "/nowhere/policy.toml"], "/nowhere/policy.toml", 66),
     ];
-    for (flags, named) in wrong {
+    for (flags, named, expected) in wrong {
         let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
         let log = folder.path().join("log");
         let command = agent::command(folder.path(), "redis://127.0.0.1:1", ANY_PORT, &flags)?;
         let mut process = Process::spawn("an agent", command, &log, None)?;
         let status = process.end().await;
-        assert_eq!(status.code(), Some(64), "{flags:?}: {status}");
+        assert_eq!(status.code(), Some(expected), "{flags:?}: {status}");
         assert!(process.log().contains(named), "{flags:?}: {}", process.log());
         assert!(!folder.path().join("agent.sock").exists());
         std::fs::remove_file(&log)?;

@@ -60,7 +60,7 @@ impl Watched {
     }
 
     /// Starts everything, with these flags for the agent.
-    async fn with(flags: &[&str]) -> Result<Self> {
+    pub(super) async fn with(flags: &[&str]) -> Result<Self> {
         let redis = RedisServer::start().await?;
         let agent = Agent::with(&redis, flags).await?;
         let flags = ["--stuck-after", "3s", "--starving-after", "3s", "--scan-every", "1s"];

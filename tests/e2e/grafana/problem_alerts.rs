@@ -1,9 +1,13 @@
-//! Alerts on late renewals and on the findings of dashboards.
+//! Alerts on late renewals, on what agents refuse, and on the findings of dashboards.
+
+use std::os::unix::net::{UnixListener, UnixStream};
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{Client, Foreign, PATIENCE, eventually, within};
+use harness::{Client, Dashboard, Foreign, PATIENCE, Prometheus, RedisServer, eventually, within};
+use rustix::process::Signal;
 
-use super::alerts::{LOST, Watched, lock};
+use super::alerts::{LOST, Watched, fired, hurried, lock};
+use super::{DASHBOARD_RULES, rules_in};
 
 const DETECTED: &str = "lockscope_dashboard_problems_detected_total";
 
@@ -209,5 +213,47 @@ async fn a_stolen_lock_alerts() -> Result<()> {
     direct.call_args(&["EVAL", thief, "1", "stolen:1", holder]).await?.ok()?;
     let lost = watched.fires("LockscopeLockLost").await;
     assert_eq!((&lost["lock_group"], &lost["reason"]), (&"stolen:*".into(), &"stolen".into()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn workers_and_policies_that_an_agent_refuses_alert() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let policy = folder.path().join("policy.toml");
+    std::fs::write(&policy, "[[allow]]\nnames = [\"*\"]\n")?;
+    let flags = ["--max-sessions", "1", "--policy", &policy.display().to_string()];
+    let mut watched = Watched::with(&flags).await?;
+    let socket = watched.agent.socket();
+    let workers = [UnixStream::connect(&socket)?, UnixStream::connect(&socket)?];
+    watched.fires("LockscopeWorkersRefused").await;
+    drop(workers);
+    std::fs::write(&policy, "[[allow]]\nnames = 1\n")?;
+    watched.agent.process().signal(Signal::HUP)?;
+    watched.fires("LockscopePolicyRefused").await;
+    let other = watched.agent.folder().join("other.sock");
+    let _other = UnixListener::bind(&other)?;
+    std::fs::rename(&other, &socket)?;
+    watched.fires("LockscopeSocketMissing").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn locks_that_a_dashboard_does_not_keep_alert() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    for name in ["a", "b", "c"] {
+        let holder = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+        direct.call_args(&["HSET", name, holder, "1"]).await?.ok()?;
+        direct.call_args(&["PEXPIRE", name, "600000"]).await?.ok()?;
+    }
+    let dashboard = Dashboard::start(&redis.url(), &["--max-locks", "1"]).await?;
+    let jobs = [("lockscope-dashboard", vec![dashboard.port()])];
+    let prometheus = Prometheus::start(&jobs, &hurried(&rules_in(DASHBOARD_RULES)?)).await?;
+    eventually("LockscopeLocksNotKept", async || {
+        let fired = fired(&prometheus).await?;
+        ensure!(fired.contains("LockscopeLocksNotKept"), "{fired:?}");
+        Ok(())
+    })
+    .await;
     Ok(())
 }
