@@ -21,8 +21,8 @@ const FILE: &str = "identity.json";
 const LOCK: &str = "lock";
 /// The count of numbers per epoch; holder numbers are `epoch * NUMBERS_PER_EPOCH + n`.
 const NUMBERS_PER_EPOCH: i64 = 1 << 30;
-/// The distance from the last epoch if the clock is not past that, as after it was set back: the last run may have used the
-/// numbers of many epochs.
+/// The distance from the last epoch if that is further than this in the future, as after the clock was set back: the last run
+/// may have used the numbers of many epochs, while the clock did not reach it.
 const EPOCH_STEP: u64 = 1 << 10;
 /// The last epoch whose numbers fit in 63 bits, in the year 2242.
 const LAST_EPOCH: u64 = (1 << 33) - 1;
@@ -106,7 +106,8 @@ impl Identity {
         let (client, epoch) = match stored(&path, machine, inode) {
             Ok(Some((client, last))) if now > last => (client, now),
             Ok(Some((client, last))) if last <= LAST_EPOCH - EPOCH_STEP => {
-                (client, last + EPOCH_STEP)
+                let step = if last - now <= EPOCH_STEP { 1 } else { EPOCH_STEP };
+                (client, last + step)
             }
             Ok(None) => (fresh, now),
             Ok(Some(_)) => {
@@ -336,10 +337,10 @@ mod tests {
         drop(first);
         assert_eq!(fs::metadata(&state).unwrap().mode() & 0o777, 0o700);
         let same_second = load(&state, "m", NOW).unwrap();
-        assert_eq!((same_second.client, same_second.epoch), (client, NOW + EPOCH_STEP));
+        assert_eq!((same_second.client, same_second.epoch), (client, NOW + 1));
         drop(same_second);
         let clock_set_back = load(&state, "m", 5).unwrap();
-        assert_eq!((clock_set_back.client, clock_set_back.epoch), (client, NOW + 2 * EPOCH_STEP));
+        assert_eq!((clock_set_back.client, clock_set_back.epoch), (client, NOW + 1 + EPOCH_STEP));
         drop(clock_set_back);
         let later = load(&state, "m", NOW + 1_000_000).unwrap();
         assert_eq!((later.client, later.epoch), (client, NOW + 1_000_000));
@@ -357,10 +358,10 @@ mod tests {
         for restarts in 1..=2 {
             full();
             let restarted = load(folder.path(), "m", NOW).unwrap();
-            assert_eq!((restarted.client, restarted.epoch), (client, NOW + restarts * EPOCH_STEP));
+            assert_eq!((restarted.client, restarted.epoch), (client, NOW + restarts));
         }
         let roomy = load(folder.path(), "m", NOW).unwrap();
-        assert_eq!((roomy.client, roomy.epoch), (client, NOW + 3 * EPOCH_STEP));
+        assert_eq!((roomy.client, roomy.epoch), (client, NOW + 3));
         drop(roomy);
         fs::remove_file(folder.path().join(FILE)).unwrap();
         full();
@@ -387,7 +388,7 @@ mod tests {
         let client = first.client;
         drop((first, folder));
         let next = load(&path, "m", NOW).unwrap();
-        assert_eq!((next.client, next.epoch), (client, NOW + EPOCH_STEP));
+        assert_eq!((next.client, next.epoch), (client, NOW + 1));
     }
 
     #[test]

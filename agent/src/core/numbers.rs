@@ -35,7 +35,7 @@ impl Numbers {
     /// Returns a number that was never used before.
     pub(in crate::core) fn draw(&mut self) -> Number {
         let number = self.next;
-        // The next run's numbers begin later by 2^30 for each second of this run, or by 2^40 if the clock was set back.
+        // The next run's numbers begin 2^30 later for each second of this run, or 2^40 later if the clock is far behind.
         self.next = self.next.saturating_add(1);
         number
     }

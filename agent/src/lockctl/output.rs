@@ -12,8 +12,8 @@ use crate::reply::printable;
 
 static STDERR: Mutex<Stderr> = Mutex::new(Stderr::new());
 
-/// Writes a message to standard error as a terminal may print it, ignoring failures. What standard error cannot take at once is dropped: a command whose
-/// lock is lost must end, even if nobody reads messages.
+/// Writes a message to standard error, with control characters escaped, ignoring failures. What standard error cannot take at
+/// once is dropped: a command whose lock is lost must end, even if nobody reads messages.
 pub(crate) fn notice(text: &str) {
     let mut stderr = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
     let text = printable(text.as_bytes());
