@@ -169,7 +169,8 @@ impl Core {
     ) {
         for (record, outcome) in holds {
             let Some(connection) = self.sessions.connection_of(record.session) else {
-                self.release_unresumed(record);
+                // Its session was not resumed in time.
+                self.undo(&record.lock, record.kind, record.number, record.longest);
                 continue;
             };
             let watched = self.settings.lease.valid_until(sent);
@@ -226,30 +227,15 @@ impl Core {
                 lasting.push(record);
                 continue;
             }
-            let Some(connection) = connection else {
-                self.release_unresumed(&record);
-                continue;
-            };
-            self.lost_before(connection, &record, end);
+            if let Some(connection) = connection {
+                self.lost_before(connection, &record, end);
+            }
             self.undo(&record.lock, record.kind, record.number, record.longest);
         }
         if !lasting.is_empty() {
             let give_up = self.retry_window(self.settings.lease);
             self.send(Verb::Adopt(Adoption { form, holds: lasting }), give_up);
         }
-    }
-
-    /// Releases a hold whose session was not resumed in time, after the lock delay: its worker died before this run at the
-    /// latest.
-    fn release_unresumed(&mut self, record: &HoldRecord) {
-        let HoldRecord { lock: name, kind, number, .. } = record;
-        let after = self.kept_back_until(self.journal.took_over());
-        if after <= self.now {
-            return self.undo(name, *kind, *number, record.longest);
-        }
-        self.begin_leaving(name, *kind);
-        let undo = Undo { after, name: name.clone(), kind: *kind, number: *number };
-        self.send_at(after, Verb::Undo(undo), Duration::MAX);
     }
 
     /// Reports a hold that was lost before its session was resumed to the connection that resumes it.

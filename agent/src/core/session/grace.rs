@@ -17,6 +17,9 @@ use crate::journal::Record;
 use crate::protocol::resp::Frame;
 use crate::types::{ConnectionId, Number, SessionId};
 
+/// The interval at which a session that would lapse is asked whether Redis has confirmed the holds of an earlier run.
+const CONFIRMATION_INTERVAL: Duration = Duration::from_millis(100);
+
 /// The decision about a RESUME.
 enum Verdict {
     Ready(ConnectionId),
@@ -124,6 +127,10 @@ impl Core {
     pub(in crate::core) fn lapse(&mut self, connection: ConnectionId) {
         let Some(session) = self.sessions.get(&connection) else { return };
         let Some(grace) = &session.grace else { return };
+        if grace.unverified > 0 && !self.settings.lock_delay.is_zero() {
+            // Only a hold that Redis has confirmed can be kept back for the lock delay.
+            return self.sessions.lapse_at(connection, self.now + CONFIRMATION_INTERVAL);
+        }
         let (session, holds, grace_ms) = (session.id, session.holds.len(), millis(grace.time));
         let gone = grace.away.unwrap_or(self.now);
         self.effects.log(self.now, LogLine::SessionLapsed { session, holds, grace_ms });

@@ -36,7 +36,7 @@ pub(super) enum Work {
     /// The next step of an owner's MLOCK or MUNLOCK.
     Step(Owner),
     /// The RESUMEs that wait for the session of this connection.
-    Resumes(ConnectionId),
+    Askers(ConnectionId),
     /// The next command of an owner whose earlier one is answered.
     Command(ReplyTo, Command),
 }
@@ -305,7 +305,7 @@ impl SessionTable {
             return Some(Work::Step(owner));
         }
         if let Some(connection) = self.askable.pop_front() {
-            return Some(Work::Resumes(connection));
+            return Some(Work::Askers(connection));
         }
         while let Some((connection, owner)) = self.ready.pop_front() {
             let session = self.all.get_mut(&connection);
@@ -323,6 +323,14 @@ impl SessionTable {
             && let Some(away) = grace.away
         {
             self.timers.set(&mut grace.armed, away + grace.time, SessionTimer::Grace(connection));
+        }
+    }
+
+    /// Sets another end of the grace of a session.
+    pub(super) fn lapse_at(&mut self, connection: ConnectionId, at: Moment) {
+        let grace = self.all.get_mut(&connection).and_then(|session| session.grace.as_mut());
+        if let Some(grace) = grace {
+            self.timers.set(&mut grace.armed, at, SessionTimer::Grace(connection));
         }
     }
 
