@@ -364,7 +364,7 @@ impl LeaseTable {
             }
             hold.count += 1;
             if hold.count != count {
-                // Others have ended meanwhile: the renewal corrects what Redis has.
+                // Some entries have ended meanwhile: the renewal corrects what Redis has.
                 hold.renew_at = sent;
             }
             if before.1 > hold.valid_until {

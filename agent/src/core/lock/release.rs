@@ -197,22 +197,27 @@ impl Core {
 
     /// Releases a hold in Redis that an earlier script of unknown outcome may have ended.
     pub(in crate::core) fn release_again(&mut self, ending: Ending) {
-        let give_up = self.retry_window(ending.longest);
-        self.begin_leaving(&ending.name, ending.kind);
-        let id = self.send(Verb::Release(Release(ending)), give_up);
-        self.ops.set_may_have_run(id);
+        if let Some(id) = self.send_release(self.now, ending) {
+            self.ops.set_may_have_run(id);
+        }
     }
 
     /// Releases in Redis a hold that has ended here, but not before `at`.
     pub(in crate::core) fn release_after(&mut self, at: Moment, ending: Ending) {
+        self.send_release(at, ending);
+    }
+
+    /// Returns the script, unless the lock is red.
+    fn send_release(&mut self, at: Moment, ending: Ending) -> Option<OpId> {
         if ending.kind == Kind::Red {
-            return self.release_red(at, ending);
+            self.release_red(at, ending);
+            return None;
         }
         let give_up = at.since(self.now) + self.retry_window(ending.longest);
         if ending.end != End::Expired {
             self.begin_leaving(&ending.name, ending.kind);
         }
-        self.send_at(at, Verb::Release(Release(ending)), give_up);
+        Some(self.send_at(at, Verb::Release(Release(ending)), give_up))
     }
 
     /// Removes a number that nobody holds.

@@ -8,7 +8,7 @@ use crate::core::report::ListRow;
 /// The most characters of a text that another agent has published.
 const MAX_TEXT: usize = 100;
 
-/// Deserializes from what an agent publishes.
+/// A process behind a hold or a wait. Deserializing reads what an agent publishes.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(in crate::core) struct HolderProcess {
