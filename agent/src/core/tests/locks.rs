@@ -7,6 +7,7 @@ use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, hold_command, lock_command, name, short};
 use crate::core::{LogLine, Node};
+use crate::policy::Policy;
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -528,4 +529,14 @@ fn holds_renewed_together_are_due_together_again() {
     world.core.verify(world.now, Node::Main);
     world.work();
     assert_eq!(due(&world).len(), 1);
+}
+
+#[test]
+fn show_of_a_name_that_no_rule_allows_is_denied() {
+    let mut world = World::new();
+    let policy = Policy::parse("[[allow]]\nnames = [\"orders:*\"]").unwrap();
+    world.core.set_policy(Some(policy));
+    let worker = world.open_as(4711, [2; 16]);
+    world.command(worker, Command::Show(name("payroll")));
+    assert_eq!(world.reply(worker), "DENIED");
 }

@@ -79,17 +79,22 @@ pub(crate) async fn acquire(
     let mut announced = false;
     let deadline = if args.try_once { Some(began) } else { args.wait.map(|wait| began + wait) };
     loop {
-        let failure = match attempt(socket, args, deadline, traceparent, attempts).await {
-            // This process was stopped meanwhile, and others may hold the locks. Dropping the session releases them.
-            Ok(Some(granted)) if granted.grant.is_over() => {
-                notice(&format!("the grant of {} came too late", args.lock_names()));
-                continue;
-            }
+        let outcome = attempt(socket, args, deadline, traceparent, attempts).await;
+        let is_late = match &outcome {
+            // This process was stopped meanwhile, and others may hold the locks.
+            Ok(Some(granted)) => granted.grant.is_over(),
             // It was lost before the grant was sent.
-            Err(Failure::Refused(code, _)) if code == "LOST" => {
-                notice(&format!("the grant of {} came too late", args.lock_names()));
-                continue;
-            }
+            Err(Failure::Refused(code, _)) => code == "LOST",
+            Ok(None) | Err(_) => false,
+        };
+        if is_late {
+            // Ends the session, which releases the locks.
+            drop(outcome);
+            notice(&format!("the grant of {} came too late", args.lock_names()));
+            sleep(RETRY_INTERVAL).await;
+            continue;
+        }
+        let failure = match outcome {
             Ok(Some(granted)) => return Ok(granted),
             Ok(None) => {
                 if !args.quiet {
