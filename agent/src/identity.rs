@@ -21,9 +21,11 @@ const FILE: &str = "identity.json";
 const LOCK: &str = "lock";
 /// The count of numbers per epoch; holder numbers are `epoch * NUMBERS_PER_EPOCH + n`.
 const NUMBERS_PER_EPOCH: i64 = 1 << 30;
-/// The distance from the last epoch if that is further than this in the future, as after the clock was set back: the last run
-/// may have used the numbers of many epochs, while the clock did not reach it.
+/// The distance from the last epoch if that is in the future, as after the clock was set back: the last run may have used the
+/// numbers of many epochs, while the clock did not reach it.
 const EPOCH_STEP: u64 = 1 << 10;
+/// The distance from the last epoch within which the clock has not been set back: quick restarts came before it.
+const QUICK_RESTARTS: u64 = 16;
 /// The last epoch whose numbers fit in 63 bits, in the year 2242.
 const LAST_EPOCH: u64 = (1 << 33) - 1;
 
@@ -106,7 +108,7 @@ impl Identity {
         let (client, epoch) = match stored(&path, machine, inode) {
             Ok(Some((client, last))) if now > last => (client, now),
             Ok(Some((client, last))) if last <= LAST_EPOCH - EPOCH_STEP => {
-                let step = if last - now <= EPOCH_STEP { 1 } else { EPOCH_STEP };
+                let step = if last - now <= QUICK_RESTARTS { 1 } else { EPOCH_STEP };
                 (client, last + step)
             }
             Ok(None) => (fresh, now),
