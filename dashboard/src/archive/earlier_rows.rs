@@ -34,6 +34,16 @@ impl EarlierRows {
         Ok(Self { of_tables })
     }
 
+    /// Notes that rows may have been deleted: a new row gets the number after the last one that is left.
+    pub(super) fn follow_deletions(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+        for ((table, ..), (last, _)) in TABLES.into_iter().zip(&mut self.of_tables) {
+            let query = format!("SELECT coalesce(max(rowid), 0) FROM {table}");
+            let left: i64 = connection.prepare_cached(&query)?.query_row([], |row| row.get(0))?;
+            *last = left.min(*last);
+        }
+        Ok(())
+    }
+
     /// Adds `by` to the instants that this run has written, all of which are at `first` or later.
     pub(super) fn shift_others(
         &self,
@@ -112,5 +122,24 @@ mod tests {
         ];
         assert_eq!(shift(500, 1_000), right);
         assert_eq!(shift(-500, 1_500), unshifted);
+    }
+
+    #[test]
+    fn a_row_with_the_number_of_a_deleted_one_belongs_to_this_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut connection = schema::open(&folder.path().join("history.db")).unwrap();
+        let owner = "INSERT INTO owner VALUES (?1, 'jobs', ?2)";
+        connection.execute(owner, ("a", 2_000)).unwrap();
+        connection.execute(owner, ("b", 2_000)).unwrap();
+        let mut earlier = EarlierRows::read(&connection).unwrap();
+        connection.execute("DELETE FROM owner WHERE id = 'b'", []).unwrap();
+        earlier.follow_deletions(&connection).unwrap();
+        connection.execute(owner, ("c", 1_000)).unwrap();
+        earlier.follow_deletions(&connection).unwrap();
+        let transaction = connection.transaction().unwrap();
+        earlier.shift_others(&transaction, 500, 1_000).unwrap();
+        let seen = "SELECT group_concat(id || seen) FROM owner ORDER BY id";
+        let seen: String = transaction.query_row(seen, [], |row| row.get(0)).unwrap();
+        assert_eq!(seen, "a2000,c1500");
     }
 }

@@ -312,6 +312,9 @@ impl Table {
             }
             for entry in batch {
                 insert(&transaction, entry)?;
+                if let ArchiveEntry::Unacknowledged(..) = entry {
+                    self.earlier.follow_deletions(&transaction)?;
+                }
             }
             let alive = [stored(now), self.span];
             transaction
@@ -327,7 +330,8 @@ impl Table {
             self.prune(now)?;
             self.limit_names()?;
         }
-        self.limit_size(prune)
+        self.limit_size(prune)?;
+        self.earlier.follow_deletions(&self.connection)
     }
 
     /// Ends the holds and problems whose end was lost before the previous call. Every entry about the snapshot must have been
@@ -337,6 +341,7 @@ impl Table {
             // The rows of other databases are left.
             self.has_lost |= !unsure.complete;
             unsure.end(&mut self.connection, snapshot)?;
+            self.earlier.follow_deletions(&self.connection)?;
         }
         if self.has_lost {
             self.unsure = Some(Unsure::new(&self.connection, snapshot, now)?);
