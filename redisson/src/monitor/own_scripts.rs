@@ -114,19 +114,16 @@ impl Classifier<'_> {
         } else if unit.effects().any(|effect| effect.is(Command::Exists, lock)) {
             let (state, at) = (self.known.state(lock, unit.db), unit.at_micros);
             // MONITOR shows neither whether a field was removed nor the end of a lease.
-            let holds = state.map(|known| {
-                known.holder == Some(holder) && known.ends.is_none_or(|ends| at <= ends)
-            });
-            match holds {
-                Some(true) => self.emit(lock, kind, Some(holder), Action::Released),
-                Some(false) => {
-                    let action = Action::ReleaseFoundNothing;
-                    self.emit_as(Certainty::Likely, lock, kind, Some(holder), action);
+            let held = state.map(|known| known.holder == Some(holder));
+            let in_time = state.and_then(|known| known.ends).map(|ends| at <= ends);
+            let (action, certainty) = match (held, in_time) {
+                (Some(true), Some(true)) => (Action::Released, Certainty::Certain),
+                (None, _) | (Some(true), None) => (Action::Released, Certainty::Likely),
+                (Some(false), _) | (_, Some(false)) => {
+                    (Action::ReleaseFoundNothing, Certainty::Likely)
                 }
-                None => {
-                    self.emit_as(Certainty::Likely, lock, kind, Some(holder), Action::Released);
-                }
-            }
+            };
+            self.emit_as(certainty, lock, kind, Some(holder), action);
         }
         self.report_dropped_waiters(lock, kind, holder);
     }
