@@ -183,6 +183,17 @@ async fn the_head_of_a_page_has_one_line_at_a_desk_and_two_buttons_on_a_phone() 
 }
 
 #[tokio::test]
+async fn the_bar_of_a_waiter_is_not_outlined_like_a_list_that_waits() -> Result<()> {
+    let shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    browser.open(&shown.bench.dashboard.url("/lock?name=awaited")).await?;
+    super::browsing::until(&browser, "document.querySelector('rect.waits')").await;
+    let outline = "return getComputedStyle(document.querySelector('rect.waits')).outlineStyle";
+    assert_eq!(browser.run(outline).await?, "none");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_hold_whose_lease_ran_out_is_drawn() -> Result<()> {
     let mut shown = Shown::new().await?;
     let browser = Browser::start().await?;
