@@ -15,7 +15,10 @@ use clap::builder::TypedValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::{Origin, Program, Stop, mask_credentials, mask_url_passwords, one_line, settings_of};
+use super::{
+    Origin, Program, Stop, is_unreadable, mask_credentials, mask_url_passwords, one_line,
+    settings_of,
+};
 
 /// The merged layers.
 pub(super) struct Resolved {
@@ -46,7 +49,8 @@ pub(super) fn resolve(
     file = file.or_else(|| env.get(&layers.variable("config")).map(PathBuf::from));
     let content = match &file {
         Some(path) => {
-            read(path).map_err(|mistake| Stop::mistakes(&[mistake], std::slice::from_ref(path)))?
+            let lacks_file = is_unreadable(path);
+            read(path).map_err(|mistake| Stop::mistakes(&[mistake], lacks_file))?
         }
         None => toml::Table::new(),
     };
@@ -54,7 +58,7 @@ pub(super) fn resolve(
     layers.take_env(&env);
     let tables = layers.take_file(file.as_deref().unwrap_or_else(|| Path::new("")), content);
     if !layers.mistakes.is_empty() {
-        return Err(Stop::mistakes(&layers.mistakes, &[]));
+        return Err(Stop::mistakes(&layers.mistakes, false));
     }
 
     let mut origins: BTreeMap<String, Origin> = settings_of(command)

@@ -105,10 +105,11 @@ where
         only_checks: check,
     };
     if let Some(mistake) = raw.file.as_deref().and_then(changeable_by_all) {
-        return Err(Stop::mistakes(&[mistake], &[]));
+        return Err(Stop::mistakes(&[mistake], false));
     }
-    let files = files(&command, &resolved.matches);
-    let built = build(raw).map_err(|mistakes| Stop::mistakes(&mistakes, &files))?;
+    // Before they are read: a file that appears meanwhile is there at the next start.
+    let lacks_file = files(&command, &resolved.matches).iter().any(|file| is_unreadable(file));
+    let built = build(raw).map_err(|mistakes| Stop::mistakes(&mistakes, lacks_file))?;
     if print {
         return Err(Stop::done(printed));
     }
@@ -322,11 +323,10 @@ impl Stop {
         Self { text, status: 0 }
     }
 
-    /// Reports these mistakes in settings that name these files.
-    fn mistakes(mistakes: &[String], files: &[PathBuf]) -> Self {
+    /// Reports these mistakes in settings, of which `lacks_file` says whether they name a file that cannot be read.
+    fn mistakes(mistakes: &[String], lacks_file: bool) -> Self {
         let text = mistakes.iter().map(|mistake| format!("error: {mistake}\n")).collect();
-        let unreadable = files.iter().any(|file| access(file, Access::READ_OK).is_err());
-        Self { text, status: if unreadable { EXIT_NO_INPUT } else { EXIT_USAGE } }
+        Self { text, status: if lacks_file { EXIT_NO_INPUT } else { EXIT_USAGE } }
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "used as map_err's function")]
@@ -392,6 +392,10 @@ fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| {
         arg.get_long().is_some() && !arg.is_hide_set() && !ORDERS.contains(&arg.get_id().as_str())
     })
+}
+
+fn is_unreadable(file: &Path) -> bool {
+    access(file, Access::READ_OK).is_err()
 }
 
 /// Returns the files that the settings name.
