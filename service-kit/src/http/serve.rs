@@ -198,7 +198,7 @@ async fn serve_one(
             () = evicted.cancelled() => return,
             () = stop.cancelled() => break None,
             () = &mut crowded => {
-                // One without a request is limited elsewhere.
+                // `Admission::enter` limits those without a request.
                 if own_seat.1.initialized() {
                     connection.as_mut().graceful_shutdown();
                 }

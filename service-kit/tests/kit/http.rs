@@ -281,7 +281,7 @@ async fn idle_connections_give_way_and_responses_in_progress_do_not() {
 #[tokio::test]
 async fn a_request_is_refused_if_no_connection_ends_in_time() {
     let limits =
-        Limits { connections: 1, head_timeout: Duration::from_millis(100), ..Limits::default() };
+        Limits { connections: 1, head_timeout: Duration::from_secs(2), ..Limits::default() };
     let site = Site::start(Router::new().route("/endless", get(endless)), limits).await;
     let mut stream = site.connect().await;
     begin(&mut stream, "/endless").await;
