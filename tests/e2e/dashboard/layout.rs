@@ -183,13 +183,15 @@ async fn the_head_of_a_page_has_one_line_at_a_desk_and_two_buttons_on_a_phone() 
 }
 
 #[tokio::test]
-async fn the_bar_of_a_waiter_is_not_outlined_like_a_list_that_waits() -> Result<()> {
+async fn the_arrows_of_a_deadlock_are_not_outlined_like_a_list_that_waits() -> Result<()> {
     let shown = Shown::new().await?;
     let browser = Browser::start().await?;
-    browser.open(&shown.bench.dashboard.url("/lock?name=awaited")).await?;
-    super::browsing::until(&browser, "document.querySelector('rect.waits')").await;
-    let outline = "return getComputedStyle(document.querySelector('rect.waits')).outlineStyle";
-    assert_eq!(browser.run(outline).await?, "none");
+    browser.open(&shown.bench.dashboard.url("/overview")).await?;
+    let styles = "document.querySelector('main').insertAdjacentHTML('beforeend',
+         '<figure class=\"circle\"><figcaption><span class=\"waits\">waits for</span></figcaption></figure>');
+         const words = document.querySelector('.circle .waits');
+         return [getComputedStyle(words).outlineStyle, getComputedStyle(words, '::after').content]";
+    assert_eq!(browser.run(styles).await?, serde_json::json!(["none", "none"]));
     Ok(())
 }
 
