@@ -256,7 +256,7 @@ fn a_figure_is_0_only_if_somebody_looks() -> Result<()> {
         &[(&one, 0.0), (&two, 0.0)],
         &[("overview", "Agents without Redis", Some(("{}", 1.0)))],
     )?;
-    // One that has reached no node of its cluster has no server, beside one that is well.
+    // An agent that has reached no node of its cluster has no server; the other agent is healthy.
     let slots = "lockscope_agent_unserved_slots{job=\"lockscope-agent\",instance=\"b\",deployment=\"main\"}";
     verify(
         &[(&one, 1.0), (slots, 16384.0)],
