@@ -48,7 +48,8 @@ async fn a_frozen_dashboard_costs_a_stock_redis_32_mib_at_most() -> Result<()> {
 
 async fn frozen(redis: &RedisServer) -> Result<()> {
     let mut direct = redis.client().await?;
-    let mut dashboard = Dashboard::start(&redis.url(), &[]).await?;
+    // In automatic mode the load would be another reason to close it.
+    let mut dashboard = Dashboard::start(&redis.url(), &["--monitor", "on"]).await?;
     let opened = open(&mut direct).await;
     ensure!(opened.contains("flags=OP"), "it is no subscriber: {opened}");
 

@@ -57,8 +57,9 @@ const DENIED_INTERVAL: Duration = Duration::from_secs(3_600);
 const CHECK_TURNS: u32 = 10;
 /// The silence after which a script's lines are complete, since they arrive in one go.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The silence after which the connection counts as dead, since our own PINGs appear on it.
-const SILENCE: Duration = Duration::from_secs(10);
+/// The number of judgements without a line after which the connection counts as dead, since our own commands appear on
+/// it. A time would not do: after a stall of this process it would be over before the waiting lines are read.
+const SILENT_TURNS: u32 = 10;
 /// The lag from which the source is reported as behind.
 const BEHIND: Duration = Duration::from_secs(1);
 
@@ -383,12 +384,12 @@ impl MonitorReader {
         let mut meter = Meter::default();
         meter.roll(&self.delivery);
         let mut pause_at = None;
-        let mut read_at = Instant::now();
         let own = connection.id();
         let run_id = connection.info().run_id.clone();
         let link = self.link.clone();
         let limit = self.limit;
         let mut judged = 0_u32;
+        let mut silent = 0_u32;
         let judging = next_judgement(&link, own, Some(limit));
         tokio::pin!(judging);
         self.report(open_reason, &meter);
@@ -397,7 +398,7 @@ impl MonitorReader {
                 biased;
                 judgement = &mut judging => {
                     let unjudged = judgement.as_ref().is_err_and(is_unanswered);
-                    match self.apply(judgement, &mut open_reason, &mut meter, read_at) {
+                    match self.apply(judgement, &mut open_reason, &mut meter, silent) {
                         Ok(()) => {}
                         Err(CloseReason::Pause(why)) if unjudged => {
                             return match end_within(&mut connection, JUDGE_INTERVAL).await {
@@ -408,6 +409,7 @@ impl MonitorReader {
                         Err(end) => return end,
                     }
                     judged = judged.wrapping_add(1);
+                    silent += 1;
                     let check = judged.is_multiple_of(CHECK_TURNS).then_some(limit);
                     judging.set(next_judgement(&link, own, check));
                 }
@@ -415,12 +417,12 @@ impl MonitorReader {
                     Ok(bytes) => {
                         meter.bytes += bytes.len() as u64;
                         self.delivery.bytes(bytes);
-                        read_at = Instant::now();
-                        pause_at = Some(read_at + PAUSE);
+                        silent = 0;
+                        pause_at = Some(Instant::now() + PAUSE);
                     }
                     Err(error) => return self.explain_end(run_id.as_deref(), &error).await,
                 },
-                () = sleep_until(pause_at.unwrap_or(read_at)), if pause_at.is_some() => {
+                () = sleep_until(pause_at.unwrap_or_else(Instant::now)), if pause_at.is_some() => {
                     self.delivery.pause();
                     pause_at = None;
                 }
@@ -450,18 +452,18 @@ impl MonitorReader {
         ))
     }
 
-    /// Applies a judgement of the load, once a second.
+    /// Applies a judgement of the load, once a second. `silent` is the number of earlier judgements since the last line.
     fn apply(
         &mut self,
         judgement: Judgement,
         open_reason: &mut OpenReason,
         meter: &mut Meter,
-        read_at: Instant,
+        silent: u32,
     ) -> Result<(), CloseReason> {
         let elapsed = meter.roll(&self.delivery);
         self.metrics.active(self.outcome(*open_reason), elapsed);
-        if read_at.elapsed() > SILENCE {
-            return Err(CloseReason::Broken(format!("no line within {} s", SILENCE.as_secs())));
+        if silent >= SILENT_TURNS {
+            return Err(CloseReason::Broken(format!("no line within {silent} s")));
         }
         if let Some(until) = self.requested_watch()
             && *open_reason != OpenReason::On

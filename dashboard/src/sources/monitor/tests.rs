@@ -134,9 +134,9 @@ fn judged(
     reader: &mut MonitorReader,
     judgement: Judgement,
     why: &mut OpenReason,
-    read_at: Instant,
+    silent: u32,
 ) -> String {
-    match reader.apply(judgement, why, &mut Meter::default(), read_at) {
+    match reader.apply(judgement, why, &mut Meter::default(), silent) {
         Ok(()) => String::new(),
         Err(CloseReason::WatchEnded) => "watched".to_owned(),
         Err(CloseReason::Pause(why)) => format!("closed: {why}"),
@@ -158,7 +158,7 @@ async fn each_judgement_decides_whether_it_stays_open() {
     let lost = || Err(CallError::Unsent { reason: "gone".to_owned() });
     let later = Instant::now() + Duration::from_secs(3_600);
 
-    let mut judge = |judgement, mut why| judged(&mut reader, judgement, &mut why, Instant::now());
+    let mut judge = |judgement, mut why| judged(&mut reader, judgement, &mut why, 0);
     // In automatic mode, MONITOR stays open only while the server is quiet and no other client has MONITOR on.
     assert_eq!(judge(quiet(), OpenReason::Auto), "");
     assert!(judge(busy(), OpenReason::Auto).contains("--monitor-max-ops is 10000"));
@@ -175,19 +175,18 @@ async fn each_judgement_decides_whether_it_stays_open() {
     // A watch that is requested while MONITOR is open extends the time.
     assert!(switch.watch());
     let mut why = OpenReason::Auto;
-    assert_eq!(judged(&mut reader, busy(), &mut why, Instant::now()), "");
+    assert_eq!(judged(&mut reader, busy(), &mut why, 0), "");
     assert!(matches!(why, OpenReason::Watch(until) if until > Instant::now()), "{why:?}");
     let mut why = OpenReason::Watch(Instant::now());
-    assert_eq!(judged(&mut reader, quiet(), &mut why, Instant::now()), "");
+    assert_eq!(judged(&mut reader, quiet(), &mut why, 0), "");
     // With --monitor on, the time does not end.
     let mut why = OpenReason::On;
-    assert_eq!(judged(&mut reader, quiet(), &mut why, Instant::now()), "");
+    assert_eq!(judged(&mut reader, quiet(), &mut why, 0), "");
     assert_eq!(why, OpenReason::On);
 
     // Our own PINGs appear on the connection, so silence means that it is dead.
-    let long_ago = Instant::now().checked_sub(SILENCE + Duration::from_secs(1)).unwrap();
     for mut why in [OpenReason::On, OpenReason::Auto, OpenReason::Watch(later)] {
-        let text = judged(&mut reader, quiet(), &mut why, long_ago);
+        let text = judged(&mut reader, quiet(), &mut why, SILENT_TURNS);
         assert_eq!(text, "broken: no line within 10 s", "{why:?}");
     }
 }
