@@ -25,6 +25,9 @@ const ALWAYS: [&str; 9] = [
     "data lost",
 ];
 
+/// The lock that is released by force.
+const FORCED: &str = "plain";
+
 /// A pause longer than the time the judge gives a queue of fair waiters to settle.
 const CALM: Duration = Duration::from_secs(35);
 
@@ -70,7 +73,8 @@ pub(crate) async fn inject(stage: &mut Stage, seconds: u64) -> Result<()> {
             "master killed" | "master stopped" | "failover" | "partition" => !stage.min_replicas,
             _ => false,
         };
-        stage.recorder.record(What::Fault { name: fault.to_owned(), from, data_lost })?;
+        let lock = (fault == "lock forced").then(|| FORCED.to_owned());
+        stage.recorder.record(What::Fault { name: fault.to_owned(), from, data_lost, lock })?;
         let calm = Duration::from_millis(500 + stage.random.below(1_500));
         sleep(calm).await;
     }
@@ -126,7 +130,7 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
         "lock forced" => {
             let mut client = stage.hosts[of_host].agent.client().await?;
             // The agent may still be unable to reach Redis.
-            client.call("FORCE plain").await?;
+            client.call(&format!("FORCE {FORCED}")).await?;
         }
         "master killed" | "master stopped" | "failover" => fail_over(stage, fault, short).await?,
         "partition" => partition(stage, short).await?,

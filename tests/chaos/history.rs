@@ -62,6 +62,8 @@ pub(crate) enum What {
         name: String,
         from: u64,
         data_lost: bool,
+        /// The only lock that it could affect, if there is one.
+        lock: Option<String>,
     },
     /// All faults are over; each of these locks must be granted again.
     Healed {

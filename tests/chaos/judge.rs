@@ -82,19 +82,21 @@ impl Verdict {
 pub(crate) fn judge(events: &[Event]) -> Verdict {
     let (holds, late) = holds(events);
     let mut verdict = Verdict { grants: holds.len(), ..Verdict::default() };
-    let losses: Vec<_> = faults(events).filter(|f| f.3).collect();
-    let lost_between = |a: u64, b: u64| losses.iter().any(|f| a <= f.2 + DELIVERED && f.1 <= b);
+    let lost_between = |lock: &str, a: u64, b: u64| {
+        losses(events, lock).any(|(from, to)| a <= to + DELIVERED && from <= b)
+    };
     let mut by_lock: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
     for hold in &holds {
         by_lock.entry(&hold.lock).or_default().push(hold);
     }
-    for holds in by_lock.values() {
+    for (lock, holds) in by_lock {
+        let holds = &holds;
         verdict.rule("exclusion", holds.len().saturating_sub(1), Vec::new());
         for overlap in overlaps(holds) {
             let (first, second) = overlap;
             let rule = if first.lost { "loss reported late" } else { "exclusion" };
             let found = finding(rule, second.from, first, second);
-            if lost_between(first.from, second.from) {
+            if lost_between(lock, first.from, second.from) {
                 verdict.after_data_loss.push(found);
             } else {
                 verdict.findings.push(found);
@@ -285,10 +287,22 @@ fn after_heal(events: &[Event], holds: &[Hold], verdict: &mut Verdict) {
     }
 }
 
-/// Returns the faults: name, start, end, and whether Redis lost data.
-fn faults(events: &[Event]) -> impl Iterator<Item = (&str, u64, u64, bool)> {
+/// Returns the faults: name, start and end.
+fn faults(events: &[Event]) -> impl Iterator<Item = (&str, u64, u64)> {
     events.iter().filter_map(|event| match &event.what {
-        What::Fault { name, from, data_lost } => Some((name.as_str(), *from, event.at, *data_lost)),
+        What::Fault { name, from, .. } => Some((name.as_str(), *from, event.at)),
+        _ => None,
+    })
+}
+
+/// Returns the start and end of each fault in which Redis lost the lock, or may have lost it.
+fn losses<'a>(events: &'a [Event], of: &'a str) -> impl Iterator<Item = (u64, u64)> + 'a {
+    events.iter().filter_map(move |event| match &event.what {
+        What::Fault { from, data_lost: true, lock, .. }
+            if lock.as_ref().is_none_or(|lock| lock == of) =>
+        {
+            Some((*from, event.at))
+        }
         _ => None,
     })
 }
@@ -302,7 +316,7 @@ fn table(
 ) -> BTreeMap<String, Row> {
     let all: Vec<_> = faults(events).collect();
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
-    for (i, &(name, from, to, _)) in all.iter().enumerate() {
+    for (i, &(name, from, to)) in all.iter().enumerate() {
         let next = all.get(i + 1).map_or(u64::MAX, |next| next.1);
         let span = from..next;
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);

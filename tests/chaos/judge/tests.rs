@@ -35,7 +35,8 @@ fn lost(seconds: u64, worker: u32) -> Event {
 }
 
 fn fault(from: u64, to: u64, data_lost: bool) -> Event {
-    at(to, 0, What::Fault { name: "fault".to_owned(), from: from * SECOND, data_lost })
+    let name = "fault".to_owned();
+    at(to, 0, What::Fault { name, from: from * SECOND, data_lost, lock: None })
 }
 
 fn rules(events: &[Event]) -> Vec<&'static str> {
@@ -88,6 +89,15 @@ fn overlaps_after_a_loss_of_data_are_counted_apart() {
     let before =
         [grant(8, 1, "lock", "1", None), grant(9, 2, "lock", "2", None), fault(3, 4, true)];
     assert_eq!(rules(&before), ["exclusion"]);
+    let forced = |of: &str| {
+        let mut history = events.clone();
+        if let What::Fault { lock, .. } = &mut history[2].what {
+            *lock = Some(of.to_owned());
+        }
+        rules(&history)
+    };
+    assert!(forced("a").is_empty());
+    assert_eq!(forced("b"), ["exclusion"], "another lock's release is no excuse");
 }
 
 #[test]
@@ -158,7 +168,7 @@ fn a_loss_read_after_the_validity_ended_is_found() {
     assert_eq!(rules(&with(13)), ["loss reported after the end"]);
     assert!(rules(&with(10)).is_empty());
     let name = "agent stopped".to_owned();
-    let stopped = at(12, 0, What::Fault { name, from: 5 * SECOND, data_lost: false });
+    let stopped = at(12, 0, What::Fault { name, from: 5 * SECOND, data_lost: false, lock: None });
     let [granted, lost] = with(13);
     assert!(rules(&[granted, stopped, lost]).is_empty());
 }
