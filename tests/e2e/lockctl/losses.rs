@@ -61,6 +61,7 @@ async fn a_stopped_agent_does_not_keep_lockctl_from_ending() -> Result<()> {
     let mut waiting = desk.exec("--wait 10s a", "touch ran")?;
     desk.bench.until_waiting("a", 1).await?;
     desk.bench.agent.process().freeze().await?;
+    until_ended_while_held(&mut desk).await?;
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
     assert!(said.contains("a: not known to be released: the agent has not replied"), "{said}");
@@ -190,6 +191,7 @@ async fn a_command_outlives_a_killed_agent_until_its_lease_ends() -> Result<()> 
     std::fs::write(desk.path("stop"), "")?;
     let (code, said) = quick.end().await?;
     assert_eq!(code, 3, "what is done in time is done: {said}");
+    until_ended_while_held(&mut desk).await?;
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
     assert!(
@@ -207,6 +209,7 @@ async fn a_command_outlives_an_exited_agent_until_its_lease_ends() -> Result<()>
     let mut run = started(&desk, "--kill-after 1s a", STUBBORN).await?;
     desk.bench.agent.process().terminate()?;
     run.says("a: the agent is shutting down; a stays locked for another").await;
+    until_ended_while_held(&mut desk).await?;
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
     assert_eq!(desk.mark("term").await, "term");
