@@ -416,10 +416,16 @@ mod tests {
     #[tokio::test]
     async fn the_file_has_its_permissions_and_is_removed_on_drop() {
         let folder = tempfile::tempdir().unwrap();
-        let settings =
-            SocketSettings { group: Some(rustix::process::getgid().as_raw()), ..settings(&folder) };
+        let own = rustix::process::getgid().as_raw();
+        // Without root, a process can only give its files to a group that it is in.
+        let of_root = rustix::process::geteuid().is_root().then_some(own + 1);
+        let groups = rustix::process::getgroups().unwrap();
+        let others = || groups.iter().map(|group| group.as_raw()).find(|group| *group != own);
+        let group = of_root.or_else(others).unwrap_or(own);
+        let settings = SocketSettings { group: Some(group), ..settings(&folder) };
         let mut socket = Socket::bind(&settings).await.unwrap();
-        assert_eq!(fs::metadata(&settings.path).unwrap().mode() & 0o777, 0o620);
+        let file = fs::metadata(&settings.path).unwrap();
+        assert_eq!((file.mode() & 0o777, file.gid()), (0o620, group));
         UnixStream::connect(&settings.path).await.unwrap();
         socket.accept().await.unwrap();
         assert_eq!(entries(&folder), ["agent.sock"]);

@@ -396,4 +396,14 @@ mod tests {
         }));
         assert_eq!(named(&registry), both[..1]);
     }
+
+    #[test]
+    fn problems_are_not_named_if_names_must_not_be_in_metrics() {
+        let hub = Arc::new(Hub::new(OwnerNames::default()));
+        let (sources, registry) = (Arc::new(Sources::default()), Registry::new());
+        let _metrics = register(&registry, &hub, &sources, false).unwrap();
+        let _main = server(&sources, "main");
+        publish(&hub, &[("main", 0, 3_000)]);
+        assert_eq!(named(&registry), []);
+    }
 }

@@ -215,6 +215,9 @@ async fn machines_send_their_token() {
         let answer = dashboard.get_with("/", &[("Authorization", wrong)]).await;
         assert_eq!(answer.status, 401, "{wrong}");
     }
+    let metrics = dashboard.get_with("/metrics", &[("Authorization", &bearer)]).await.body;
+    let rejected = "\nlockscope_dashboard_rejected_tokens_total 1\n";
+    assert!(metrics.contains(rejected), "only `Bearer nonsense` has a token: {metrics}");
     for (sent, status) in [(&robot, 403), (&bearer, 409)] {
         let headers = [("Authorization", sent.as_str()), ("Content-Length", "0")];
         let path = "/api/v1/monitor/watch";

@@ -1,6 +1,7 @@
 //! The HTTP server of the agent.
 
 use anyhow::{Context as _, Result, ensure};
+use harness::agent::Metrics;
 use harness::process::on_path;
 use harness::{Foreign, eventually, http};
 
@@ -34,6 +35,8 @@ async fn metrics_are_valid_and_count_events() -> Result<()> {
         Ok(())
     })
     .await;
+    let opened = |metrics: &Metrics| metrics.sum("lockscope_agent_sessions_opened_total", &[]);
+    assert_eq!(opened(&metrics), opened(&before) + 2.0);
     assert_eq!(metrics.sum("lockscope_agent_redis_up", &[]), 1.0);
     let started = "lockscope_agent_oldest_hold_start_timestamp_seconds";
     assert!(metrics.sum(started, &[group]) > 1_600_000_000.0);
