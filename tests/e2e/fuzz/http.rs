@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{ANSWER_WITHIN, NUMBERS, Seeds, ensure_no_panic, mutate, write_in_pieces};
 
 const CONNECTIONS: usize = 8;
-/// The time without bytes after which a connection is abandoned: the request may be incomplete, or a stream may be silent.
+/// The time without further bytes after which a connection is abandoned: a request may be incomplete, or a stream silent.
 const SILENCE: Duration = Duration::from_millis(100);
 
 const PATHS: [&str; 31] = [
@@ -133,15 +133,17 @@ async fn attack(port: u16, seed: u64) -> Result<()> {
     let mut random = Random::new(seed);
     let requests = 1 + random.below(3);
     let mut bytes: Vec<u8> = (0..requests).flat_map(|_| request(&mut random, port)).collect();
-    if !random.one_in(4) {
+    let intact = random.one_in(4);
+    if !intact {
         mutate(&mut random, &mut bytes);
     }
+    let shut_down = random.one_in(8);
     let stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let (mut reading, mut writing) = stream.into_split();
     let mut received = Vec::new();
     let write = async {
         write_in_pieces(&mut random, &mut writing, &bytes).await?;
-        if random.one_in(8) {
+        if shut_down {
             // The server may already have closed the connection.
             writing.shutdown().await.unwrap_or_default();
         }
@@ -149,13 +151,18 @@ async fn attack(port: u16, seed: u64) -> Result<()> {
     };
     let read = async {
         // A stream has no end, so a few of its events suffice.
+        let mut patience = if intact { ANSWER_WITHIN } else { SILENCE };
         while received.len() < 1 << 20
-            && let Ok(Ok(1..)) = timeout(SILENCE, reading.read_buf(&mut received)).await
-        {}
+            && let Ok(Ok(1..)) = timeout(patience, reading.read_buf(&mut received)).await
+        {
+            patience = SILENCE;
+        }
     };
     let (written, ()) = tokio::join!(write, read);
     written?;
     let shown = || format!("{} -> {}", bytes.escape_ascii(), received.escape_ascii());
+    // After the end of the requests the server may close the connection without an answer.
+    ensure!(!intact || shut_down || !received.is_empty(), "no answer: {}", shown());
     ensure!(received.is_empty() || received.starts_with(b"HTTP/1."), "{}", shown());
     let status = received.get(9..12).unwrap_or_default();
     let failed = status.starts_with(b"5") && ![&b"503"[..], b"505"].contains(&status);
