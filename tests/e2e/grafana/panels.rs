@@ -30,7 +30,7 @@ fn filled(query: &str) -> String {
         })
 }
 
-/// Returns the queries of all boards: those of panels, annotations and variables, each with its place.
+/// Returns the queries of the panels of all boards, each with its place.
 fn queries() -> Result<Vec<(String, String)>> {
     let mut queries = Vec::new();
     for name in BOARDS {
@@ -42,6 +42,28 @@ fn queries() -> Result<Vec<(String, String)>> {
             }
         }
     }
+    Ok(queries)
+}
+
+/// Returns the queries of the variables of all boards, each with its place. Their values are those of a label.
+fn variables() -> Result<Vec<(String, String)>> {
+    let mut queries = Vec::new();
+    for name in BOARDS {
+        let board = board(name)?;
+        for variable in board["templating"]["list"].as_array().into_iter().flatten() {
+            let place = format!("{name}: ${}", variable["name"]);
+            let Some(query) = variable["query"]["query"].as_str() else { continue };
+            let (series, label) = query
+                .strip_prefix("label_values(")
+                .and_then(|rest| rest.strip_suffix(')')?.rsplit_once(", "))
+                .with_context(|| format!("{place}: {query}"))?;
+            // Without the series that do not have the label.
+            let query =
+                format!("count by ({label}) ({series}) unless count by ({label}) (vector(1))");
+            queries.push((place, query));
+        }
+    }
+    ensure!(queries.len() > 2 * BOARDS.len(), "{queries:?}");
     Ok(queries)
 }
 
@@ -64,7 +86,7 @@ fn names(text: &str) -> BTreeSet<String> {
 fn boards_and_rules_use_exactly_the_documented_metrics() -> Result<()> {
     let documented = names(&text("docs/reference/metrics.md")?);
     let mut used = BTreeSet::new();
-    for (_, query) in queries()? {
+    for (_, query) in queries()?.into_iter().chain(variables()?) {
         used.extend(names(&query));
     }
     let rules = rules()?;
@@ -277,6 +299,7 @@ async fn every_panel_has_data() -> Result<()> {
         [("lockscope-agent", demo.agents.clone()), ("lockscope-dashboard", vec![demo.dashboard])];
     let prometheus = Prometheus::start(&jobs, &rules()?).await?;
     let mut wanted = queries()?;
+    wanted.extend(variables()?);
     // The demo's Redis has no replicas that could confirm a grant.
     wanted.retain(|(_, query)| !query.contains("lockscope_agent_replica"));
     assert!(wanted.len() > 50, "{} queries", wanted.len());
