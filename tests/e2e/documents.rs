@@ -34,7 +34,7 @@ async fn every_metric_is_documented() -> Result<()> {
 }
 
 /// Returns every document of a folder by its path from the top folder, with those of the folders in it except for the top one.
-fn documents(folder: &str) -> Result<Vec<String>> {
+pub(crate) fn documents(folder: &str) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR")))? {
         let entry = entry?;
