@@ -3,9 +3,10 @@
 use redis::Connection;
 use serde_json::{Value, json};
 use tempfile::{NamedTempFile, TempDir};
+use tokio::time::timeout;
 
 use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
-use crate::serving::{Answer, Dashboard, post_json};
+use crate::serving::{Answer, Dashboard, PATIENCE, post_json};
 
 /// Creates a lock with the hold count 0, which the first read reports as malformed.
 fn malformed(redis: &mut Connection, name: &str) {
@@ -126,10 +127,10 @@ async fn invalid_acknowledgements_are_refused_and_so_are_users_without_the_right
     let dashboard = Dashboard::with(&flags).await;
     malformed(&mut redis, "a");
     let [anna, looker] = [anna, looker].map(|token| format!("Bearer {token}"));
-    while dashboard.get_with("/api/v1/lock?name=a", &[("Authorization", &anna)]).await.status != 200
-    {
-        tokio::task::yield_now().await;
-    }
+    let login = [("Authorization", &*anna)];
+    let known =
+        async { while dashboard.get_with("/api/v1/lock?name=a", &login).await.status != 200 {} };
+    timeout(PATIENCE, known).await.expect("the lock is known");
     let path = "/api/v1/acknowledge?name=a";
     let good = json!({"problem": "malformed", "reason": "known", "for": "1h"});
     let with = |member: &str, value: Value| {

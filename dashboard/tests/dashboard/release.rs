@@ -435,13 +435,11 @@ async fn only_who_may_and_only_for_themselves() {
     }
     let page = dashboard.get_with("/lock?name=a", &[("Authorization", &looker)]).await;
     assert!(!page.body.contains("/release?"));
-    let seen = loop {
+    let seen = until("the offer", async || {
         let answer = dashboard.get_with(path, &[("Authorization", &anna)]).await;
-        if answer.status == 200 {
-            break answer.json();
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+        if answer.status == 200 { Ok(answer.json()) } else { Err(format!("{answer:?}")) }
+    })
+    .await;
     let wish = json!({"seen": seen["seen"], "target": "lock", "reason": "it hangs", "name": "a"});
     for (who, status) in [(&looker, 403), (&bert, 409)] {
         let answer = post_json(dashboard.address, path, &[("Authorization", who)], &wish).await;

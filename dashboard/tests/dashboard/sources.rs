@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use redis::cmd;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::http::required;
 use crate::redis_server::{HOLDER, RedisServer, red_group, release, run, take, thread};
-use crate::serving::{Dashboard, encoded};
+use crate::serving::{Dashboard, PATIENCE, encoded};
 
 const AGENT: &str = "7c1e5a90-3b1d-4f5e-9d42-18f0a6b2c3d4";
 /// A random number like those that agents choose.
@@ -68,9 +69,12 @@ async fn a_release_that_is_published_twice_is_one() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
-    while run::<i64>(&mut redis, &["PUBSUB", "NUMPAT"]) < 2 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let subscribed = async {
+        while run::<i64>(&mut redis, &["PUBSUB", "NUMPAT"]) < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, subscribed).await.expect("the dashboard subscribes");
     let say = |redis: &mut redis::Connection, message: &str| {
         run::<i64>(redis, &["PUBLISH", "redisson_rwlock:{ledger}", message]);
     };

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::redis_server::{HOLDER, RedisServer, run, take};
-use crate::serving::Dashboard;
+use crate::serving::{Dashboard, PATIENCE};
 
 /// The rights of an account that may look at locks and nothing else. The patterns are literal: a right to `redisson_*`
 /// would not allow subscribing to them.
@@ -269,12 +270,8 @@ async fn keys_that_vanish_between_two_reads_do_no_harm() {
         let line = text.lines().find(|l| l.starts_with("lockscope_dashboard_scan_seconds_count"));
         line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     };
-    loop {
-        let metrics = dashboard.get("/metrics").await.body;
-        if passes(&metrics) >= 4.0 {
-            break;
-        }
-    }
+    let four_passes = async { while passes(&dashboard.get("/metrics").await.body) < 4.0 {} };
+    timeout(PATIENCE, four_passes).await.expect("four passes");
     for source in ["scan", "channels", "subscribers", "poll", "identity"] {
         dashboard.source_when(source, "on").await;
     }
