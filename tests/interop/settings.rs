@@ -36,13 +36,13 @@ mod cases {
 
     /// The leases of both sides differ widely; each side renews its hold for as long as it wants.
     pub(super) async fn each_side_keeps_its_hold_with_a_different_lease(kind: Kind) -> Result<()> {
-        let mut bed = Bed::with(&["--lease", super::super::LEASE], "watchdog=4000").await?;
+        let mut bed = Bed::with(&["--lease", super::super::LEASE], "watchdog=12000").await?;
         let java = bed.java(kind, "a");
         java.call("lock").await?;
         let ttl = bed.pttl("a").await?;
-        assert!((1..=4000).contains(&ttl), "{ttl}");
+        assert!((1..=12_000).contains(&ttl), "{ttl}");
         let mut worker = bed.session().await?;
-        assert!(!lock(&mut worker, kind, "a", "WAIT 6000").await?, "Java renews its hold");
+        assert!(!lock(&mut worker, kind, "a", "WAIT 18000").await?, "Java renews its hold");
         java.call("unlock").await?;
         // An attempt of the wait that has just ended may still be under way.
         assert!(lock(&mut worker, kind, "a", "WAIT 60000").await?);

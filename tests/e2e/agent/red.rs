@@ -221,7 +221,7 @@ async fn mlock_acquires_red_locks_too() -> Result<()> {
 
 #[tokio::test]
 async fn a_minority_of_killed_servers_is_harmless() -> Result<()> {
-    let mut red = Red::with(5, &["--lease", "3s"]).await?;
+    let mut red = Red::with(5, &["--lease", "9s", "--node-timeout", "2s"]).await?;
     let (mut worker, mut other) = (red.agent.client().await?, red.agent.client().await?);
     lock(&mut worker, "LOCK a KIND red").await?;
     red.until_standing("a", 5).await;

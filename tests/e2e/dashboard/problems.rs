@@ -79,7 +79,7 @@ async fn a_problem_survives_a_restart_without_a_setting() -> Result<()> {
 #[tokio::test]
 async fn an_expired_hold_of_a_free_lock_survives_a_restart() -> Result<()> {
     let mut bench = Bench::with(&["--monitor", "off"]).await?;
-    let mut agent = Agent::with(&bench.redis, &["--lease", "3s"]).await?;
+    let mut agent = Agent::with(&bench.redis, &["--lease", "9s"]).await?;
     let mut worker = agent.client().await?;
     worker.call("LOCK a").await?.ok()?;
     bench.listed("a", |lock| lock["renewed"] == true).await;
@@ -111,7 +111,7 @@ async fn an_expired_hold_of_a_free_lock_survives_a_restart() -> Result<()> {
 #[tokio::test]
 async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     let bench = Bench::with(&["--stuck-after", "2s"]).await?;
-    let agent = Agent::with(&bench.redis, &["--lease", "3s"]).await?;
+    let agent = Agent::with(&bench.redis, &["--lease", "9s"]).await?;
     let mut worker = agent.client().await?;
     worker.call("LOCK a").await?.ok()?;
     // Held for as long, but not renewed: this lock will expire.

@@ -52,7 +52,7 @@ pub(super) struct Watched {
 
 impl Watched {
     pub(super) async fn start() -> Result<Self> {
-        Self::with_lease("3s").await
+        Self::with_lease("12s").await
     }
 
     pub(super) async fn with_lease(lease: &str) -> Result<Self> {
