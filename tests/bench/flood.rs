@@ -110,7 +110,7 @@ impl Flood {
         let end = Arc::new(AtomicBool::new(false));
         let (ends, socket) = (Arc::clone(&end), socket.to_owned());
         let thread = std::thread::spawn(move || {
-            user::become_another()?;
+            ensure!(user::become_another()?, "a flood needs root, to come from another user");
             Flooder::new(socket, kind, connections)?.run(&ends)
         });
         Self { end, thread }

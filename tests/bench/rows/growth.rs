@@ -11,7 +11,7 @@ use harness::{Agent, Client, Dashboard, RedisServer, within};
 use tokio::time::{Instant, sleep};
 
 use super::dashboard::{known, make_locks};
-use super::{Stage, blocking};
+use super::{AT_REST, Stage, blocking};
 use crate::report::Round;
 use crate::stats::{Times, cpu_micros, float, resident_bytes};
 use crate::wire::{Caller, encode};
@@ -57,8 +57,7 @@ impl Pair {
     async fn new() -> Result<Self> {
         let redis = RedisServer::start().await?;
         let agent = Agent::with(&redis, &["--max-waiters", "1000000"]).await?;
-        // Threads and connections start in the first seconds.
-        sleep(Duration::from_secs(3)).await;
+        sleep(AT_REST).await;
         let idle_bytes = resident_bytes(agent.pid())?;
         let idle_redis_bytes = used_memory(&mut redis.client().await?).await?;
         Ok(Self { redis, agent, callers: Vec::new(), idle_bytes, idle_redis_bytes })
@@ -166,7 +165,7 @@ async fn holds(round: &mut Round) -> Result<()> {
     Ok(())
 }
 
-/// Measures workers that wait for one lock, and the cost of passing it on among them.
+/// Measures workers that wait for one lock.
 async fn queue(round: &mut Round) -> Result<()> {
     let mut pair = Pair::new().await?;
     let mut direct = pair.redis.client().await?;

@@ -26,6 +26,8 @@ use crate::limits::{self, Limits};
 use crate::peers::{self, Peer};
 use crate::report::{Round, Row};
 
+/// The time after which an agent without work is at rest: its threads and connections start in the first seconds.
+const AT_REST: Duration = Duration::from_secs(3);
 /// The number of workers with locks of their own.
 const OWN_WORKERS: usize = 64;
 /// The number of workers that compete for one lock.

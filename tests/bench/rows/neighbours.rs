@@ -75,7 +75,7 @@ pub(super) async fn neighbours(stage: Stage) -> Result<Vec<Round>> {
 
 /// Acquires the locks as the flooding user.
 fn take(socket: &Path) -> Result<Caller<std::os::unix::net::UnixStream>> {
-    user::become_another()?;
+    ensure!(user::become_another()?, "neighbours need root, to be another user");
     let mut caller = Caller::unix(socket)?;
     for first in (0..HOLDS).step_by(500) {
         let lock = |number| encode(&["LOCK", &format!("{number:a>NAME$}")]);
