@@ -8,8 +8,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use redisson::ClientId;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -152,7 +153,7 @@ impl StateFolder {
     /// # Errors
     /// Fails if the folder cannot be written, or if the one that is at the path now is another agent's, running or not.
     pub fn restore(&self) -> io::Result<()> {
-        let mut own = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = self.lock.lock();
         let (ours, path) = (own.metadata()?, self.path.join(LOCK));
         let in_place = fs::symlink_metadata(path)
             .is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));

@@ -7,10 +7,11 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -168,26 +169,26 @@ impl ThreadTime {
     /// Wraps a connection of a user, to be spawned as a separate task: while it waits, only the waker that it was first polled with
     /// is called.
     pub fn connection<F: Future>(&self, uid: u32, connection: F) -> Timed<F> {
-        self.users().by_uid.entry(uid).or_default().connections += 1;
+        self.0.users.lock().by_uid.entry(uid).or_default().connections += 1;
         Timed { time: self.clone(), uid, ticket: None, connection: Box::pin(connection) }
     }
 
     /// Returns whether connections of more than one user have run within the last ten seconds.
     #[must_use]
     pub fn is_contested(&self) -> bool {
-        self.users().is_contested(now())
+        self.0.users.lock().is_contested(now())
     }
 
     /// Counts time that the core has spent on a user's commands.
     pub fn charge(&self, uid: u32, time: Duration) {
-        if let Some(user) = self.users().by_uid.get_mut(&uid) {
+        if let Some(user) = self.0.users.lock().by_uid.get_mut(&uid) {
             user.charge(time);
         }
     }
 
     /// Stops a user's connections from running, or lets them run again. Those that were admitted before still run once.
     pub fn set_held_back(&self, uid: u32, held_back: bool) {
-        let mut users = self.users();
+        let mut users = self.0.users.lock();
         let share = users.share(now());
         if let Some(user) = users.by_uid.get_mut(&uid) {
             user.held_back = held_back;
@@ -210,7 +211,7 @@ impl ThreadTime {
 
     /// Gives each user a share of a new pass. Returns whether connections wait for the next pass.
     fn begin_pass(&self) -> bool {
-        let mut users = self.users();
+        let mut users = self.0.users.lock();
         let share = users.share(now());
         let mut more = false;
         for user in users.by_uid.values_mut() {
@@ -219,10 +220,6 @@ impl ThreadTime {
             more |= !user.held_back && !user.queue.is_empty();
         }
         more
-    }
-
-    fn users(&self) -> MutexGuard<'_, Users> {
-        self.0.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -240,7 +237,7 @@ impl<F> Timed<F> {
     /// Requests a turn. Returns whether the connection may run now. If not, it joins the queue, and `waker` is called
     /// when it may run.
     fn request_turn(&mut self, waker: &Waker, now: Instant) -> bool {
-        let mut users = self.time.users();
+        let mut users = self.time.0.users.lock();
         let share = users.share(now);
         let Some(user) = users.by_uid.get_mut(&self.uid) else { return true };
         match self.ticket {
@@ -271,14 +268,14 @@ impl<F: Future> Future for Timed<F> {
         }
         let result = self.connection.as_mut().poll(cx);
         let end = now();
-        self.time.users().ran(self.uid, end.duration_since(start), end);
+        self.time.0.users.lock().ran(self.uid, end.duration_since(start), end);
         result
     }
 }
 
 impl<F> Drop for Timed<F> {
     fn drop(&mut self) {
-        let mut users = self.time.users();
+        let mut users = self.time.0.users.lock();
         let share = users.share(now());
         let Some(user) = users.by_uid.get_mut(&self.uid) else { return };
         if let Some(ticket) = self.ticket {
@@ -440,7 +437,7 @@ mod tests {
         let mut first = Box::pin(time.connection(FLOOD, std::future::pending::<()>()));
         let mut second = Box::pin(time.connection(FLOOD, std::future::pending::<()>()));
         for _ in 0..100 {
-            time.users().ran(FLOOD, MAX_USED, now());
+            time.0.users.lock().ran(FLOOD, MAX_USED, now());
         }
         let woken = [Arc::<Woken>::default(), Arc::default()];
         for (connection, woken) in [&mut first, &mut second].into_iter().zip(&woken) {
@@ -461,7 +458,7 @@ mod tests {
         let mut first = Box::pin(time.connection(FLOOD, std::future::ready(())));
         let mut second = Box::pin(time.connection(FLOOD, std::future::ready(())));
         for _ in 0..100 {
-            time.users().ran(FLOOD, MAX_USED, now());
+            time.0.users.lock().ran(FLOOD, MAX_USED, now());
         }
         let woken = Arc::<Woken>::default();
         let waker = Arc::clone(&woken).into();
@@ -490,6 +487,6 @@ mod tests {
             yield_now().await;
         }
         model.tasks.shutdown().await;
-        assert!(model.time.users().by_uid.is_empty());
+        assert!(model.time.0.users.lock().by_uid.is_empty());
     }
 }

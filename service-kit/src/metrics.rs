@@ -3,8 +3,8 @@
 mod registrar;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::MetricFamily;
@@ -130,7 +130,7 @@ impl Collector for SpanCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let _filling = self.filling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _filling = self.filling.lock();
         // Reset first: the totals are counted elsewhere and set here.
         self.spans.reset();
         for (outcome, count) in [

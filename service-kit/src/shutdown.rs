@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -120,7 +121,7 @@ impl Shutdown {
         if tokio::time::timeout(grace, self.tracker.wait()).await.is_ok() {
             return Vec::new();
         }
-        let late: Vec<String> = lock(&self.running).names.values().cloned().collect();
+        let late: Vec<String> = self.running.lock().names.values().cloned().collect();
         tracing::warn!(still_running = ?late, grace_ms = grace.as_millis(), "not all tasks ended in time");
         late
     }
@@ -135,7 +136,7 @@ struct RunningGuard {
 impl RunningGuard {
     fn new(running: Arc<Mutex<Running>>, name: String) -> Self {
         let id = {
-            let mut running = lock(&running);
+            let mut running = running.lock();
             running.next_id += 1;
             let id = running.next_id;
             running.names.insert(id, name);
@@ -147,13 +148,8 @@ impl RunningGuard {
 
 impl Drop for RunningGuard {
     fn drop(&mut self) {
-        lock(&self.running).names.remove(&self.id);
+        self.running.lock().names.remove(&self.id);
     }
-}
-
-/// Locks the list. A poisoned lock is usable: no statement leaves the list inconsistent.
-fn lock(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
-    running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Signals {
@@ -213,6 +209,6 @@ mod tests {
         let shutdown = Shutdown::new();
         let task = shutdown.spawn("panics", async { panic!("on purpose") });
         assert!(task.await.is_err());
-        assert!(lock(&shutdown.running).names.is_empty());
+        assert!(shutdown.running.lock().names.is_empty());
     }
 }

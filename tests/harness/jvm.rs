@@ -5,11 +5,12 @@ use std::fmt;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -104,12 +105,12 @@ impl Jvm {
     /// # Errors
     /// Returns an error if the kernel refuses.
     pub fn kill(&self) -> Result<()> {
-        lock(&self.process).kill()
+        self.process.lock().kill()
     }
 
     /// Prints the end of its log, which the test runner shows when a test fails.
     pub fn print_log(&self) {
-        lock(&self.process).print_log();
+        self.process.lock().print_log();
     }
 
     fn send<A: AsRef<str>>(&self, who: &str, words: &[A]) -> Result<Pending> {
@@ -121,8 +122,8 @@ impl Jvm {
         }
         line.push('\n');
         let (sender, receiver) = oneshot::channel();
-        lock(&self.open).as_mut().context("the JVM has ended")?.insert(number, sender);
-        lock(&self.stdin).write_all(line.as_bytes()).context("the JVM has ended")?;
+        self.open.lock().as_mut().context("the JVM has ended")?.insert(number, sender);
+        self.stdin.lock().write_all(line.as_bytes()).context("the JVM has ended")?;
         let what = words.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ");
         Ok(Pending { what, receiver })
     }
@@ -219,10 +220,6 @@ fn built(version: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("redisson/target").join(version)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn begin(command: Command, log: &Path) -> Result<(Process, ChildStdin, ChildStdout)> {
     let mut process = Process::spawn_piped("the JVM", command, log)?;
     let pipes = process.take_stdin().zip(process.take_stdout());
@@ -237,12 +234,12 @@ fn read(stdout: ChildStdout, open: &Open) {
         else {
             break;
         };
-        if let Some(waiting) = lock(open).as_mut().and_then(|open| open.remove(&number)) {
+        if let Some(waiting) = open.lock().as_mut().and_then(|open| open.remove(&number)) {
             // The caller may have given up.
             waiting.send(answer).unwrap_or_default();
         }
     }
-    lock(open).take();
+    open.lock().take();
 }
 
 fn parse(line: &str) -> Result<(u64, Answer)> {

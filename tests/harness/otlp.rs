@@ -1,7 +1,7 @@
 //! A receiver of spans: OpenTelemetry's protobuf service over gRPC and HTTP.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::Result;
 use axum::body::Bytes;
@@ -17,6 +17,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::Span;
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -112,7 +113,7 @@ impl SpanReceiver {
     /// Returns all spans received so far.
     #[must_use]
     pub fn spans(&self) -> Vec<SeenSpan> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.seen.lock().clone()
     }
 
     /// Returns the spans of one name that concern one lock.
@@ -156,7 +157,7 @@ async fn posted(State(seen): State<Seen>, body: Bytes) -> (StatusCode, Vec<u8>) 
 }
 
 fn take(seen: &Seen, request: ExportTraceServiceRequest) {
-    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut seen = seen.lock();
     for sent in request.resource_spans {
         let resource = attributes(sent.resource.map(|r| r.attributes).unwrap_or_default());
         let spans = sent.scope_spans.into_iter().flat_map(|scope| scope.spans);

@@ -5,11 +5,12 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
@@ -113,10 +114,6 @@ struct Lane {
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Proxy {
     /// Starts a proxy on a free port of this host.
     ///
@@ -170,18 +167,18 @@ impl Proxy {
 
     /// Connects new clients to another target.
     pub fn lead_to(&self, to: Place) {
-        *lock(&self.shared.to) = to;
+        *self.shared.to.lock() = to;
     }
 
     /// Sets the treatment of new connections.
     pub fn gate(&self, gate: Gate) {
-        *lock(&self.shared.gate) = gate;
+        *self.shared.gate.lock() = gate;
     }
 
     /// Returns the open lines, oldest first; with `name`, only those with that name set by CLIENT SETNAME.
     #[must_use]
     pub fn lines(&self, name: Option<&str>) -> Vec<Arc<Line>> {
-        let mut lines = lock(&self.shared.lines);
+        let mut lines = self.shared.lines.lock();
         lines.retain(|line| line.is_open());
         let named = |line: &&Arc<Line>| name.is_none_or(|name| line.is_called(name));
         lines.iter().filter(named).cloned().collect()
@@ -244,7 +241,7 @@ impl Shared {
     }
 
     fn accept(&self, near: Box<dyn Stream>) {
-        let flow = match *lock(&self.gate) {
+        let flow = match *self.gate.lock() {
             Gate::Open => Flow::Pass,
             Gate::Refuse => return,
             Gate::Silent => Flow::Hold,
@@ -262,8 +259,8 @@ impl Shared {
             cut: watch::Sender::new(false),
             open: watch::Sender::new(true),
         });
-        lock(&self.lines).push(Arc::clone(&line));
-        let (to, clock) = (lock(&self.to).clone(), Arc::clone(&self.clock));
+        self.lines.lock().push(Arc::clone(&line));
+        let (to, clock) = (self.to.lock().clone(), Arc::clone(&self.clock));
         tokio::spawn(async move {
             let mut cut = line.cut.subscribe();
             tokio::select! {
@@ -316,7 +313,7 @@ impl Line {
     /// Returns whether one direction holds this word, or held it when it was last set to hold.
     #[must_use]
     pub fn is_holding(&self, way: Way, word: &str) -> bool {
-        lock(&self.lane(way).kept).windows(word.len()).any(|held| held == word.as_bytes())
+        self.lane(way).kept.lock().windows(word.len()).any(|held| held == word.as_bytes())
     }
 
     /// Returns the number of bytes of one direction that were delivered.
@@ -335,7 +332,7 @@ impl Line {
     }
 
     fn is_called(&self, name: &str) -> bool {
-        lock(&self.name).as_deref() == Some(name)
+        self.name.lock().as_deref() == Some(name)
     }
 
     fn lane(&self, way: Way) -> &Lane {
@@ -380,7 +377,7 @@ impl Line {
                     lane.flow.send_replace(Flow::Hold);
                 }
                 if *lane.flow.borrow() == Flow::Hold {
-                    let mut kept = lock(&lane.kept);
+                    let mut kept = lane.kept.lock();
                     let room = KEPT.saturating_sub(kept.len());
                     kept.extend_from_slice(&piece[..count.min(room)]);
                 }
@@ -468,7 +465,7 @@ impl Line {
     /// Reads the connection's name from its CLIENT SETNAME.
     fn learn_name(&self, bytes: &[u8]) {
         const VERB: &[u8] = b"SETNAME\r\n";
-        let mut name = lock(&self.name);
+        let mut name = self.name.lock();
         if name.is_some() {
             return;
         }

@@ -1,11 +1,12 @@
 //! The test bed: a Redis, an agent, a JVM with Redisson, and locks that both sides can acquire.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use harness::client::encode;
 use harness::jvm::{Pending, Thread, Thrown};
 use harness::{Agent, Client, Jvm, RedisServer, Reply, eventually};
+use parking_lot::Mutex;
 
 /// A lease and a poll interval so long that only a message can wake a waiter before the test gives up.
 pub(crate) const LEASE: &str = "10m";

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write as _};
 use std::os::fd::AsFd;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::tcgetwinsize;
 use service_kit::stderr::Stderr;
@@ -15,7 +15,7 @@ static STDERR: Mutex<Stderr> = Mutex::new(Stderr::new());
 /// Writes a message to standard error, with control characters escaped, ignoring failures. What standard error cannot take at
 /// once is dropped: a command whose lock is lost must end, even if nobody reads messages.
 pub(crate) fn notice(text: &str) {
-    let mut stderr = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut stderr = STDERR.lock();
     let text = printable(text.as_bytes());
     stderr.write_all(format!("lockctl: {text}\n").as_bytes()).unwrap_or_default();
 }

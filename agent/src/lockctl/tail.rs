@@ -263,10 +263,11 @@ fn encoded(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use axum::Router;
     use clap::Parser as _;
+    use parking_lot::Mutex;
     use serde_json::json;
     use tokio::net::TcpListener;
 
@@ -319,7 +320,7 @@ mod tests {
 
     /// Answers as a dashboard that is restarted behind a proxy.
     fn answer(requests: &Mutex<Vec<Method>>, method: Method) -> (StatusCode, &'static str) {
-        let mut requests = requests.lock().unwrap();
+        let mut requests = requests.lock();
         requests.push(method);
         match requests.len() {
             1 | 2 => (StatusCode::OK, r#"{"next":5}"#),
@@ -341,7 +342,7 @@ mod tests {
         let error = tail(&args(&format!("--dashboard http://{address}"))).await.unwrap_err();
         assert!(matches!(error, TailError::Refused(StatusCode::NOT_FOUND, _)), "{error}");
         let expected = "GET POST GET GET POST POST GET";
-        let requests = requests.lock().unwrap();
+        let requests = requests.lock();
         let methods: Vec<&str> = requests.iter().map(Method::as_str).collect();
         assert_eq!(methods.join(" "), expected);
         server.abort();

@@ -5,9 +5,10 @@ mod oldest;
 mod servers;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus::{
     GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
 };
@@ -129,11 +130,6 @@ struct Active {
     waits: Starts,
     /// The kinds of each group whose outcome counters exist.
     kinds: HashMap<Arc<str>, Vec<Kind>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A half-recorded metric must not stop the agent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Metrics {
@@ -357,7 +353,7 @@ impl Metrics {
     /// Counts the groups seen. The counters of a new group start at 0.
     fn group_seen(&self, label: &Arc<str>, groups: usize) {
         self.lock_groups.set(i64::try_from(groups).unwrap_or(i64::MAX));
-        let mut active = lock(&self.active);
+        let mut active = self.active.lock();
         if !active.holds.contains_key(label) {
             active.holds.insert(Arc::clone(label), BTreeSet::new());
             active.waits.insert(Arc::clone(label), BTreeSet::new());
@@ -384,7 +380,7 @@ impl Metrics {
 
     fn wait_began(&self, group: &Arc<str>, kind: Kind, start: Start) {
         self.waiters.with_label_values(&[&**group, kind.as_str()]).inc();
-        let mut active = lock(&self.active);
+        let mut active = self.active.lock();
         begin(&mut active.waits, group, start);
         if let Some(kinds) = active.kinds.get_mut(group).filter(|kinds| !kinds.contains(&kind)) {
             kinds.push(kind);
@@ -395,17 +391,17 @@ impl Metrics {
 
     fn wait_ended(&self, group: &Arc<str>, kind: Kind, start: Start) {
         self.waiters.with_label_values(&[&**group, kind.as_str()]).dec();
-        end(&mut lock(&self.active).waits, group, start);
+        end(&mut self.active.lock().waits, group, start);
     }
 
     fn hold_began(&self, group: &Arc<str>, kind: Kind, start: Start) {
         self.holds.with_label_values(&[&**group, kind.as_str()]).inc();
-        begin(&mut lock(&self.active).holds, group, start);
+        begin(&mut self.active.lock().holds, group, start);
     }
 
     fn hold_ended(&self, group: &Arc<str>, kind: Kind, start: Start, why: End, held: Duration) {
         self.holds.with_label_values(&[&**group, kind.as_str()]).dec();
-        end(&mut lock(&self.active).holds, group, start);
+        end(&mut self.active.lock().holds, group, start);
         let label = match why {
             End::Released => "released",
             End::Disconnected => "disconnected",

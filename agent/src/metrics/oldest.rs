@@ -7,7 +7,7 @@ use prometheus::core::Collector;
 use prometheus::{Gauge, GaugeVec};
 use redisson::Moment;
 
-use super::{Metrics, lock};
+use super::Metrics;
 use crate::collections::HashMap;
 use crate::types::Number;
 
@@ -55,7 +55,7 @@ impl Collector for OldestCollector {
     }
 
     fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
-        let active = lock(&self.0.active);
+        let active = self.0.active.lock();
         Self::fill(&self.0.oldest_hold, &active.holds);
         Self::fill(&self.0.oldest_wait, &active.waits);
         drop(active);

@@ -3,7 +3,7 @@
 use prometheus::core::Collector;
 use prometheus::proto::Metric;
 
-use super::{LOST, Metrics, UNSENT, lock};
+use super::{LOST, Metrics, UNSENT};
 
 /// The most servers that are no longer in use whose counters stay. The nodes of a cluster may get other addresses with
 /// each restart.
@@ -23,7 +23,7 @@ const BATCHES: [(&str, &str); 4] = [
 impl Metrics {
     /// Creates the metrics of a server at 0.
     pub(crate) fn server(&self, node: &str, red: bool) {
-        lock(&self.gone_servers).retain(|gone| gone != node);
+        self.gone_servers.lock().retain(|gone| gone != node);
         self.redis_up.with_label_values(&[node]).set(0);
         self.reconnects.with_label_values(&[node]);
         self.master_changes.with_label_values(&[node]);
@@ -38,7 +38,7 @@ impl Metrics {
     /// Removes the gauges of a server that is no longer in use. Its counters stay for later scrapes until [`MAX_GONE`] more
     /// servers are gone.
     pub(crate) fn server_gone(&self, node: &str) {
-        let mut gone = lock(&self.gone_servers);
+        let mut gone = self.gone_servers.lock();
         // A server that was never connected lacks some of them.
         self.redis_up.remove_label_values(&[node]).ok();
         self.redis_evicts.remove_label_values(&[node]).ok();
@@ -93,7 +93,7 @@ impl Metrics {
 
     /// Counts a batch of scripts that replicas had to confirm, and records how many did, unless the server is gone.
     pub(crate) fn on_replica_batch(&self, node: &str, batch: &str, outcome: &str, replicas: u32) {
-        let gone = lock(&self.gone_servers);
+        let gone = self.gone_servers.lock();
         if gone.iter().any(|gone| gone == node) {
             return;
         }

@@ -5,11 +5,12 @@
 //! redirected; one whose slot nobody serves was certainly not run, and the core sends it again.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, SelectAll, unfold};
 use futures_util::{Stream, StreamExt};
+use parking_lot::Mutex;
 use redisson::script::{Call, Publish};
 use redisson::slot;
 use service_kit::redis::{Address, CallError, Cluster, ClusterState, ServerError, Slots};
@@ -113,13 +114,13 @@ impl RedisCluster {
     }
 
     pub(super) fn subscribe(&self, channel: &[u8]) {
-        let routes = &mut *self.inner.routes();
+        let routes = &mut *self.inner.routes.lock();
         routes.channels.entry(channel.to_vec()).or_default();
         routes.listen(channel, true);
     }
 
     pub(super) fn unsubscribe(&self, channel: &[u8]) {
-        let routes = &mut *self.inner.routes();
+        let routes = &mut *self.inner.routes.lock();
         routes.leave(channel);
         routes.channels.remove(channel);
         routes.misrouted.remove(channel);
@@ -139,10 +140,6 @@ impl RedisCluster {
 }
 
 impl Inner {
-    fn routes(&self) -> MutexGuard<'_, Routes> {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn send(
         &self,
         lane: Lane,
@@ -150,7 +147,7 @@ impl Inner {
         trace_parent: &TraceParent,
     ) -> Result<Answer, CallError> {
         let slot = call.keys.iter().next().map_or(0, slot);
-        let (mut address, mut node) = self.routes().owner(slot).map_err(unsent)?;
+        let (mut address, mut node) = self.routes.lock().owner(slot).map_err(unsent)?;
         let mut asking = false;
         for _ in 0..MAX_REDIRECTS {
             let error = match node.send(lane, Arc::clone(&call), asking, trace_parent).await {
@@ -173,7 +170,7 @@ impl Inner {
             }
             asking = redirect.ask;
             address = self.cluster.address(&redirect.host, redirect.port, &address);
-            node = match self.routes().redirect_target(&address) {
+            node = match self.routes.lock().redirect_target(&address) {
                 Some(node) => node,
                 None => {
                     self.cluster.refresh();
@@ -337,7 +334,7 @@ impl News {
     fn apply(&mut self) {
         let state = self.state.borrow_and_update().clone();
         let inner = Arc::clone(&self.inner);
-        let routes = &mut *inner.routes();
+        let routes = &mut *inner.routes.lock();
         let moved = routes.slots != state.slots;
         routes.slots = state.slots;
         routes.redirect_targets.retain(|_, since| since.elapsed() < REDIRECT_TARGET);
@@ -381,7 +378,7 @@ impl News {
         match event {
             FromRedis::State { up, detail, in_doubt, .. } => {
                 let inner = Arc::clone(&self.inner);
-                let mut routes = inner.routes();
+                let mut routes = inner.routes.lock();
                 let node = routes.nodes.get_mut(address)?;
                 (node.up, node.detail) = (up, detail);
                 match node.node.info() {
@@ -398,7 +395,7 @@ impl News {
                 Some(self.report(in_doubt))
             }
             FromRedis::SlotElsewhere { channel } => {
-                let mut routes = self.inner.routes();
+                let mut routes = self.inner.routes.lock();
                 let channel_node = routes.channels.get(&channel);
                 if channel_node.is_some_and(|held| held.at.as_ref() == Some(address)) {
                     routes.misrouted.insert(channel);
@@ -409,11 +406,12 @@ impl News {
             // A refused subscription receives nothing: the other channel type is then used, if there is one.
             FromRedis::Subscribed { channel } | FromRedis::SubscriptionRefused { channel } => self
                 .inner
-                .routes()
+                .routes
+                .lock()
                 .on_settled(&channel, address)
                 .then_some(FromRedis::Subscribed { channel }),
             FromRedis::Unsubscribed => {
-                self.inner.routes().mark_unsubscribed(address);
+                self.inner.routes.lock().mark_unsubscribed(address);
                 Some(FromRedis::Unsubscribed)
             }
             other => Some(other),
@@ -422,7 +420,7 @@ impl News {
 
     /// Returns the state of the cluster as a whole.
     fn report(&self, in_doubt: bool) -> FromRedis {
-        let mut routes = self.inner.routes();
+        let mut routes = self.inner.routes.lock();
         self.metrics.set_unserved_slots(routes.slots.unserved());
         let trouble = routes.trouble(&self.state.borrow());
         self.inner.cluster.hurry(trouble.is_some() || !routes.misrouted.is_empty());

@@ -1,6 +1,8 @@
 //! Permits for sessions: a maximum for each user, and a reserve for administrators.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::collections::HashMap;
 use crate::types::Share;
@@ -46,7 +48,7 @@ impl Permits {
     pub(super) fn take(&self, uid: u32) -> Result<Permit, Full> {
         let Shared { max, agent_uid, .. } = *self.0;
         let Share { of_user, in_all } = Share::of(max, uid == 0 || uid == agent_uid);
-        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.0.taken.lock();
         if taken.in_all >= in_all {
             return Err(Full::All(in_all));
         }
@@ -68,7 +70,7 @@ pub(super) struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut taken = self.permits.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.permits.0.taken.lock();
         taken.in_all -= 1;
         if let Some(count) = taken.users.get_mut(&self.uid) {
             *count -= 1;
@@ -126,7 +128,7 @@ mod tests {
     fn users_without_sessions_are_forgotten() {
         let permits = Permits::new(4, AGENT);
         drop(permits.take(7));
-        let taken = permits.0.taken.lock().unwrap();
+        let taken = permits.0.taken.lock();
         assert!(taken.users.is_empty() && taken.in_all == 0, "{taken:?}");
     }
 }

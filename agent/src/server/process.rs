@@ -4,8 +4,9 @@
 //! worker's death.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -50,7 +51,7 @@ impl Processes {
         let Some(pid) = pid else { return Watch::Unwatched };
         // Dropping a process locks the map, so the guard must be dropped first.
         let (known, full) = {
-            let watched = self.lock();
+            let watched = self.watched.lock();
             (watched.get(&pid).and_then(Weak::upgrade), watched.len() >= self.most)
         };
         match known {
@@ -72,15 +73,11 @@ impl Processes {
         match AsyncFd::with_interest(pidfd, Interest::READABLE) {
             Ok(pidfd) => {
                 let process = Arc::new(Process { pid, pidfd, registry: Arc::downgrade(self) });
-                self.lock().insert(pid, Arc::downgrade(&process));
+                self.watched.lock().insert(pid, Arc::downgrade(&process));
                 Watch::Watched(process)
             }
             Err(_) => Watch::Unwatched,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Weak<Process>>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -103,7 +100,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if let Some(registry) = self.registry.upgrade() {
-            let mut watched = registry.lock();
+            let mut watched = registry.watched.lock();
             if watched.get(&self.pid).is_some_and(|entry| entry.strong_count() == 0) {
                 watched.remove(&self.pid);
             }
@@ -156,9 +153,9 @@ mod tests {
         assert!(matches!(processes.watch(worker.pid()), Watch::Dead));
         drop(one);
         drop(two);
-        assert_eq!(processes.lock().len(), 1, "an older watch does not remove the newer");
+        assert_eq!(processes.watched.lock().len(), 1, "an older watch does not remove the newer");
         drop(zombie);
-        assert_eq!(processes.lock().len(), 0);
+        assert_eq!(processes.watched.lock().len(), 0);
     }
 
     #[tokio::test]

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use service_kit::signing::PublicKey;
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
@@ -78,7 +79,7 @@ impl AgentKeys {
     /// Returns the current keys.
     #[must_use]
     pub fn now(&self) -> Keys {
-        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.keys.read().clone()
     }
 
     /// Reads the file again when it changes and at each signal, until `stop` is cancelled.
@@ -100,7 +101,7 @@ impl AgentKeys {
         match read(&self.path, Keys::parse) {
             Ok(fresh) => {
                 tracing::info!(file = %self.path.display(), keys = fresh.0.len(), "agent keys reloaded");
-                *self.keys.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+                *self.keys.write() = fresh;
             }
             Err(mistakes) => {
                 let error = mistakes.join("; ");

@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus::IntCounter;
 
 use super::tokens::Digest;
@@ -44,13 +45,13 @@ struct Count {
 impl Attempts {
     /// Also adds all failed attempts to a metric.
     pub fn count_in(&self, metric: IntCounter) {
-        self.lock().metric = Some(metric);
+        self.0.lock().metric = Some(metric);
     }
 
     /// Returns true if this address has no attempts left, and the token was not accepted from it before.
     #[must_use]
     pub(super) fn are_exhausted(&self, from: IpAddr, token: Digest, now_secs: u64) -> bool {
-        let (counts, from) = (self.lock(), network(from));
+        let (counts, from) = (self.0.lock(), network(from));
         let exhausted = counts.by_address.get(&from).is_some_and(|count| {
             count.failed >= MAX_PER_MINUTE && now_secs < count.since + MINUTE_SECS
         });
@@ -60,7 +61,7 @@ impl Attempts {
 
     /// Remembers that the token was accepted from this address.
     pub(super) fn accepted(&self, from: IpAddr, token: Digest, now_secs: u64) {
-        let mut counts = self.lock();
+        let mut counts = self.0.lock();
         let key = (network(from), token);
         if counts.accepted.len() >= MAX_ACCEPTED && !counts.accepted.contains_key(&key) {
             counts.accepted.retain(|_, at| now_secs < *at + REMEMBERED_SECS);
@@ -74,7 +75,7 @@ impl Attempts {
     /// Counts a failed or rejected attempt. Returns the number of attempts to log, at most once a minute.
     #[must_use]
     pub fn count(&self, from: IpAddr, now_secs: u64) -> Option<u64> {
-        let mut counts = self.lock();
+        let mut counts = self.0.lock();
         if counts.by_address.len() >= MAX_ADDRESSES {
             counts.by_address.retain(|_, count| now_secs < count.since + MINUTE_SECS);
         }
@@ -97,11 +98,7 @@ impl Attempts {
     /// Returns the number of attempts that are not logged yet, if a line is due.
     #[must_use]
     pub fn take_unlogged(&self, now_secs: u64) -> Option<u64> {
-        self.lock().due(now_secs)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().due(now_secs)
     }
 }
 
@@ -148,7 +145,7 @@ mod tests {
         for i in 0..2 * u32::try_from(MAX_ACCEPTED).unwrap() {
             attempts.accepted(std::net::Ipv4Addr::from_bits(i).into(), known, now);
         }
-        assert!(attempts.lock().accepted.len() <= MAX_ACCEPTED);
+        assert!(attempts.0.lock().accepted.len() <= MAX_ACCEPTED);
         assert!(!attempts.are_exhausted(shared, known, now));
     }
 

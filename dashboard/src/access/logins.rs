@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use parking_lot::Mutex;
 use ring::hmac;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio_util::sync::CancellationToken;
@@ -64,7 +65,7 @@ impl Logins {
         SystemRandom::new().fill(&mut secret).ok()?;
         let cookie = URL_SAFE_NO_PAD.encode(secret);
         let (until_secs, ended) = (now_secs + LOGIN_SECS, token.removed().child_token());
-        let mut logins = self.lock();
+        let mut logins = self.0.lock();
         logins.retain(|_, login| login.until_secs > now_secs && !login.ended.is_cancelled());
         if logins.len() >= most {
             let user = gives_way(logins.values().map(|login| login.token.name()), token.name());
@@ -83,19 +84,15 @@ impl Logins {
     /// Returns the login of a cookie.
     #[must_use]
     pub fn find(&self, cookie: &str, now_secs: u64) -> Option<Login> {
-        let login = self.lock().get(&digest(cookie)).cloned()?;
+        let login = self.0.lock().get(&digest(cookie)).cloned()?;
         (login.until_secs > now_secs && !login.ended.is_cancelled()).then_some(login)
     }
 
     /// Ends the login of a cookie, with its streams.
     pub fn end(&self, cookie: &str) {
-        if let Some(login) = self.lock().remove(&digest(cookie)) {
+        if let Some(login) = self.0.lock().remove(&digest(cookie)) {
             login.ended.cancel();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Digest, Login>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,6 +1,8 @@
 //! The limit on log lines about rejected visitors, whom anybody can be.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// The most lines within a minute.
 const MAX_PER_MINUTE: u32 = 20;
@@ -21,7 +23,7 @@ impl Rejections {
     /// one is not to be logged either.
     #[must_use]
     pub fn count(&self, now_secs: u64) -> Option<u64> {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.0.lock();
         if lines.minute != now_secs / 60 {
             (lines.minute, lines.logged) = (now_secs / 60, 0);
         }

@@ -1,9 +1,10 @@
 //! The token file, which is read again when it changes.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
@@ -40,7 +41,7 @@ impl TokenFile {
     /// Returns the current tokens.
     #[must_use]
     pub fn now(&self) -> Tokens {
-        self.tokens.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.tokens.read().clone()
     }
 
     /// Reads the file again when it changes and at each signal, until `stop` is cancelled.
@@ -67,7 +68,7 @@ impl TokenFile {
                 tracing::warn!(file = %self.path.display(), "token file is empty; revoking all tokens unless it changes");
             }
             Ok(fresh) => {
-                let mut tokens = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
+                let mut tokens = self.tokens.write();
                 *tokens = fresh.succeed(&tokens);
                 tracing::info!(file = %self.path.display(), tokens = tokens.count(), "token file reloaded");
             }

@@ -5,9 +5,10 @@ mod once;
 mod snapshot;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus::{IntCounterVec, Registry};
 
 use crate::archive::ArchiveSender;
@@ -66,7 +67,7 @@ impl GroupCounters {
     /// Starts all counters of a new group at 0, so that its first problem shows as an increase.
     fn begin(&self, deployment: &Arc<str>, group: &Arc<str>) {
         let key = (Arc::clone(deployment), Arc::clone(group));
-        if !self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
+        if !self.begun.lock().insert(key) {
             return;
         }
         for problem in ProblemKind::ALL {

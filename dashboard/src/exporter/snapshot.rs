@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntGauge, IntGaugeVec};
@@ -137,7 +138,7 @@ impl Collector for SnapshotCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let _filling = self.filling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _filling = self.filling.lock();
         self.fill();
         let families = self.gauges().into_iter().flat_map(Collector::collect);
         families.filter(|family| !family.get_metric().is_empty()).collect()
@@ -199,7 +200,7 @@ impl SnapshotCollector {
         let problems = once::problems(troubled);
         self.fill_problems(&problems);
         if let Some(named) = &self.named {
-            let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut named = named.lock();
             self.fill_named(named.rows(problems, SteadyMillis::now()), &seen);
         }
     }

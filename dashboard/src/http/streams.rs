@@ -1,9 +1,10 @@
 //! The limit on open event streams.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use axum::http::StatusCode;
+use parking_lot::Mutex;
 
 use super::error::ApiError;
 use crate::metrics::StreamMetrics;
@@ -41,7 +42,7 @@ impl Streams {
     /// # Errors
     /// If [`MAX_STREAMS`] are open, or too many of them are of this name.
     pub fn open(&self, name: Name) -> Result<StreamPermit, ApiError> {
-        let mut open = self.counts();
+        let mut open = self.open.lock();
         let own = open.get(&name).copied().unwrap_or_default();
         let full = if open.values().sum::<usize>() >= MAX_STREAMS {
             Some(format!("{MAX_STREAMS} streams"))
@@ -58,16 +59,12 @@ impl Streams {
         self.metrics.open.inc();
         Ok(StreamPermit { streams: self.clone(), name })
     }
-
-    fn counts(&self) -> MutexGuard<'_, HashMap<Name, usize>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
         self.streams.metrics.open.dec();
-        let mut open = self.streams.counts();
+        let mut open = self.streams.open.lock();
         if let Some(count) = open.get_mut(&self.name) {
             *count -= 1;
             if *count == 0 {
@@ -109,6 +106,6 @@ mod tests {
         open.pop();
         assert!(streams.open(robot).is_ok());
         drop(open);
-        assert!(streams.counts().is_empty());
+        assert!(streams.open.lock().is_empty());
     }
 }

@@ -1,8 +1,10 @@
 //! The locks that visitors look at now. They are read more often.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::model::actor::ModelHandle;
 use crate::model::types::LockId;
@@ -39,14 +41,10 @@ pub struct Viewer {
 }
 
 impl Viewers {
-    fn all(&self) -> MutexGuard<'_, All> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a viewer, which looks at nothing yet.
     #[must_use]
     pub fn enter(&self) -> Viewer {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         all.next += 1;
         Viewer { id: all.next, all: self.clone() }
     }
@@ -64,7 +62,7 @@ impl Viewers {
     /// Returns every viewed lock once, if these locks have changed.
     fn changed(&self) -> Option<Vec<LockId>> {
         let viewed: Vec<Viewed> = {
-            let mut all = self.all();
+            let mut all = self.0.lock();
             if !std::mem::take(&mut all.changed) {
                 return None;
             }
@@ -90,7 +88,7 @@ impl Viewers {
 impl Viewer {
     /// Sets the locks that this viewer looks at from now on.
     pub fn look(&self, viewed: Viewed) {
-        let mut all = self.all.all();
+        let mut all = self.all.0.lock();
         let same = match (all.viewed.get(&self.id), &viewed) {
             (Some(Viewed::Rows(old)), Viewed::Rows(new)) => Arc::ptr_eq(old, new),
             (Some(Viewed::Lock(old)), Viewed::Lock(new)) => old == new,
@@ -106,7 +104,7 @@ impl Viewer {
 
 impl Drop for Viewer {
     fn drop(&mut self) {
-        let mut all = self.all.all();
+        let mut all = self.all.0.lock();
         all.changed |= all.viewed.remove(&self.id).is_some();
     }
 }

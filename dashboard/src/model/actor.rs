@@ -1,10 +1,11 @@
 //! The task that owns the model, and the handles to it.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use redisson::LockName;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -88,7 +89,7 @@ impl Hub {
     /// Returns every delta after that snapshot, or `None` if the snapshot is too old or never existed.
     #[must_use]
     pub fn since(&self, seq: u64) -> Option<Vec<Arc<Delta>>> {
-        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = self.recent.lock();
         let newest = recent.back().map_or(self.snapshot().seq, |delta| delta.seq);
         let oldest = recent.front().map_or(newest, |delta| delta.seq - 1);
         (oldest..=newest)
@@ -98,7 +99,7 @@ impl Hub {
 
     pub(crate) fn publish(&self, snapshot: Arc<Snapshot>, delta: Arc<Delta>) {
         {
-            let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut recent = self.recent.lock();
             recent.push_back(Arc::clone(&delta));
             let size = |delta: &Arc<Delta>| delta.changed.len() + delta.removed.len();
             let mut locks: usize = recent.iter().map(size).sum();

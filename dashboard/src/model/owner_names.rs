@@ -1,9 +1,10 @@
 //! The names of owners. They are remembered after the owners are gone, so that past holds and events still show them.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use redisson::ClientId;
 
 /// The most names in each of the two generations.
@@ -31,7 +32,7 @@ struct Generations {
 impl OwnerNames {
     /// Stores the name of a holder or client. Returns true if it is new.
     pub fn record(&self, owner: &str, name: &str) -> bool {
-        let mut generations = self.0.generations.write().unwrap_or_else(PoisonError::into_inner);
+        let mut generations = self.0.generations.write();
         let generations = &mut *generations;
         if generations.young.get(owner).is_some_and(|known| **known == *name) {
             return false;
@@ -54,7 +55,7 @@ impl OwnerNames {
     pub fn name(&self, owner: &str) -> Option<Arc<str>> {
         let client =
             owner.split(':').next().filter(|uuid| ClientId::parse(uuid.as_bytes()).is_some());
-        let generations = self.0.generations.read().unwrap_or_else(PoisonError::into_inner);
+        let generations = self.0.generations.read();
         let of = |id: &str| generations.young.get(id).or_else(|| generations.old.get(id)).cloned();
         of(owner).or_else(|| of(client?))
     }
@@ -94,7 +95,7 @@ mod tests {
             names.record(&format!("holder {i}"), "a");
             names.record("in use", "b");
         }
-        let generations = names.0.generations.read().unwrap();
+        let generations = names.0.generations.read();
         assert!(generations.young.len() + generations.old.len() <= 2 * MAX_NAMES);
         drop(generations);
         assert!(names.name("in use").is_some() && names.name("holder 0").is_none());

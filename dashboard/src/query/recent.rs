@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 /// The time for which a result is reused, as a multiple of the time that it took.
@@ -50,7 +51,7 @@ impl<K: Clone + Eq + Hash + Send + 'static, V: Clone + Send + 'static> Recent<K,
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut HashMap<K, V>) -> R) -> R {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.0.lock())
     }
 }
 

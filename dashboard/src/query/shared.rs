@@ -1,9 +1,10 @@
 //! The pages of lists that several readers share. They are made once for each snapshot.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 use super::blockers::BlockerRow;
@@ -124,13 +125,13 @@ impl SharedPages {
     /// Returns the list of a query, and stores it for a while.
     fn list(&self, query: &Query<LockRow>) -> Arc<List> {
         let key = (query.text.clone(), query.sort, query.order);
-        let mut lists = lock(&self.0.lists);
+        let mut lists = self.0.lists.lock();
         if let Some(list) = lists.get(&key) {
-            *lock(&list.used) = Instant::now();
+            *list.used.lock() = Instant::now();
             return Arc::clone(list);
         }
         if lists.len() >= MAX_LISTS {
-            let oldest = lists.iter().min_by_key(|(_, list)| *lock(&list.used));
+            let oldest = lists.iter().min_by_key(|(_, list)| *list.used.lock());
             if let Some(key) = oldest.map(|(key, _)| key.clone()) {
                 lists.remove(&key);
             }
@@ -143,11 +144,11 @@ impl SharedPages {
 
     /// Stores a list as long as it is in use.
     async fn keep(self, key: ListKey, list: Weak<List>) {
-        let end = || Some(*lock(&list.upgrade()?.used) + KEEP);
+        let end = || Some(*list.upgrade()?.used.lock() + KEEP);
         while let Some(end) = end().filter(|end| *end > Instant::now()) {
             sleep_until(end).await;
         }
-        let mut lists = lock(&self.0.lists);
+        let mut lists = self.0.lists.lock();
         if lists.get(&key).is_some_and(|kept| std::ptr::eq(Arc::as_ptr(kept), list.as_ptr())) {
             lists.remove(&key);
         }
@@ -207,7 +208,7 @@ impl List {
         threads: Threads,
     ) -> Counted<LockRow> {
         let slot = self.slot(query);
-        let (mut page, mut counts) = (lock(&slot), lock(&self.facets));
+        let (mut page, mut counts) = (slot.lock(), self.facets.lock());
         let kept = counts.as_ref().and_then(|made| made.current(snapshot, query, at));
         if let Some(facets) = kept {
             drop(counts);
@@ -228,12 +229,12 @@ impl List {
         at: SteadyMillis,
         threads: Threads,
     ) -> Arc<Rows<LockRow>> {
-        current_rows(&mut lock(&self.slot(query)), snapshot, query, at, threads)
+        current_rows(&mut self.slot(query).lock(), snapshot, query, at, threads)
     }
 
     /// Returns the slot in which the page of a query is stored.
     fn slot(&self, query: &Query<LockRow>) -> Arc<Mutex<Page>> {
-        let (key, mut pages) = ((query.edge.clone(), query.limit), lock(&self.pages));
+        let (key, mut pages) = ((query.edge.clone(), query.limit), self.pages.lock());
         if pages.len() >= MAX_PAGES && !pages.contains_key(&key) {
             pages.clear();
         }
@@ -267,10 +268,6 @@ fn keep(
     let rows = before.map_or_else(|| Arc::new(rows), |made| made.it);
     *page = Some(Made::new(Arc::clone(&rows), snapshot, at));
     rows
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -329,7 +326,7 @@ mod tests {
             assert!(first.upgrade().is_some());
             drop(shared.list(&query(&format!("lock:{n}"))));
         }
-        assert_eq!((lock(&shared.0.lists).len(), first.upgrade().is_none()), (MAX_LISTS, true));
+        assert_eq!((shared.0.lists.lock().len(), first.upgrade().is_none()), (MAX_LISTS, true));
     }
 
     #[tokio::test]

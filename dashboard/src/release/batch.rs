@@ -8,9 +8,7 @@ use tokio::sync::watch::Sender;
 use tokio::time::Instant;
 
 use super::offer::{Begun, Outcomes};
-use super::{
-    Choice, Member, Offer, Operator, ReleaseError, Releases, Running, checked_reason, lock,
-};
+use super::{Choice, Member, Offer, Operator, ReleaseError, Releases, Running, checked_reason};
 use crate::model::types::LockId;
 use crate::query::incidents::IncidentRow;
 
@@ -89,13 +87,13 @@ impl Releases {
     #[must_use]
     pub fn offer_batch(&self, batch: Batch, shown_to: Option<Arc<str>>) -> (String, Arc<Batch>) {
         let batch = Arc::new(batch);
-        (lock(&self.batches).store(Arc::clone(&batch), shown_to, Instant::now()), batch)
+        (self.batches.lock().store(Arc::clone(&batch), shown_to, Instant::now()), batch)
     }
 
     /// Returns the locks of that batch, none if it is not valid.
     #[must_use]
     pub fn offered_in_batch(&self, seen: &str, operator: &Operator) -> Vec<LockId> {
-        let batch = lock(&self.batches).get(seen, operator, Instant::now());
+        let batch = self.batches.lock().get(seen, operator, Instant::now());
         let offers = batch.iter().flat_map(|batch| &batch.offers);
         offers.map(|(offer, _)| offer.id.clone()).collect()
     }
@@ -103,7 +101,7 @@ impl Releases {
     /// Returns the release that was begun with that batch, and its incident as it was shown.
     #[must_use]
     pub fn begun_batch(&self, seen: &str, operator: &Operator) -> Option<(IncidentRow, Running)> {
-        let batches = lock(&self.batches);
+        let batches = self.batches.lock();
         let batch = batches.get(seen, operator, Instant::now())?;
         Some((batch.incident.clone(), batches.begun(seen)?))
     }
@@ -120,7 +118,7 @@ impl Releases {
         operator: &Operator,
     ) -> Result<Running, ReleaseError> {
         let now = Instant::now();
-        let batch = lock(&self.batches).get(&request.seen, operator, now);
+        let batch = self.batches.lock().get(&request.seen, operator, now);
         let batch = batch.filter(|batch| incident.continues(&batch.incident));
         let checked = || {
             let batch = batch.ok_or(ReleaseError::Stale)?;
@@ -133,7 +131,7 @@ impl Releases {
             }
             let size = batch.offers.iter().map(|(_, choices)| choices.len()).sum();
             let limit = &self.release_limit;
-            match lock(&self.batches).begin(&request.seen, (None, size), limit, now)? {
+            match self.batches.lock().begin(&request.seen, (None, size), limit, now)? {
                 Begun::Before(running) => Ok(running),
                 Begun::Now(outcomes, running) => {
                     let (this, operator) = (Arc::clone(self), operator.clone());

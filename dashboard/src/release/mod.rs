@@ -7,9 +7,10 @@ mod route;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus::{IntCounterVec, Registry};
 use redis::Value;
 use redisson::name::is_invisible;
@@ -259,7 +260,7 @@ impl Releases {
     #[must_use]
     pub fn offer(&self, offer: Offer, shown_to: Option<Arc<str>>) -> (String, Arc<Offer>) {
         let offer = Arc::new(offer);
-        (lock(&self.offers).store(Arc::clone(&offer), shown_to, Instant::now()), offer)
+        (self.offers.lock().store(Arc::clone(&offer), shown_to, Instant::now()), offer)
     }
 
     /// Releases the requested target of that lock. The release continues, and is recorded, if nobody waits for it.
@@ -344,7 +345,7 @@ impl Releases {
         operator: &Operator,
     ) -> Result<Outcome, ReleaseError> {
         let reason = checked_reason(&request.reason)?;
-        let offer = lock(&self.offers).get(&request.seen, operator, Instant::now());
+        let offer = self.offers.lock().get(&request.seen, operator, Instant::now());
         let offer = offer.filter(|offer| offer.id == *id).ok_or(ReleaseError::Stale)?;
         if !offer.has_name(&request.name) {
             return Err(ReleaseError::Name);
@@ -356,7 +357,7 @@ impl Releases {
         let choice = choice.ok_or(ReleaseError::Target)?;
         let wanted = (Some(choice.target()), 1);
         let begun =
-            lock(&self.offers).begin(&request.seen, wanted, &self.release_limit, Instant::now());
+            self.offers.lock().begin(&request.seen, wanted, &self.release_limit, Instant::now());
         let running = match begun {
             Ok(Begun::Before(running)) => running,
             Ok(Begun::Now(outcomes, running)) => {
@@ -537,7 +538,7 @@ impl RateLimit {
 
     /// Uses one of the allowed actions. Returns false if none is left.
     fn take(&self) -> bool {
-        let (mut taken, now) = (lock(&self.taken), Instant::now());
+        let (mut taken, now) = (self.taken.lock(), Instant::now());
         while taken.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
             taken.pop_front();
         }
@@ -557,8 +558,4 @@ fn read(reply: &Value) -> script::Value {
         Value::Array(items) => script::Value::Array(items.iter().map(read).collect()),
         _ => script::Value::Nil,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

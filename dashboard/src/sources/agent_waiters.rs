@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use redis::Value;
 use redisson::signed_entry::Place;
 use redisson::{ClientId, HolderId, LockName, keys};
@@ -43,13 +44,9 @@ pub struct KnownAgents(Arc<Mutex<ByDatabase>>);
 type ByDatabase = HashMap<(Arc<str>, u32), VecDeque<ClientId>>;
 
 impl KnownAgents {
-    fn lock(&self) -> MutexGuard<'_, ByDatabase> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds an agent. If there are too many, it replaces the oldest.
     pub(super) fn add(&self, scope: &Scope, agent: ClientId) {
-        let mut known = self.lock();
+        let mut known = self.0.lock();
         let known = known.entry((Arc::clone(&scope.deployment), scope.db)).or_default();
         if !known.contains(&agent) {
             if known.len() >= MAX_AGENTS {
@@ -60,7 +57,7 @@ impl KnownAgents {
     }
 
     fn of(&self, scope: &Scope) -> Vec<ClientId> {
-        let known = self.lock();
+        let known = self.0.lock();
         let known = known.get(&(Arc::clone(&scope.deployment), scope.db));
         known.into_iter().flatten().copied().collect()
     }

@@ -4,8 +4,9 @@
 //! are subscribed, and none for locks that an agent holds.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use redisson::{HolderId, Kind, keys};
 use service_kit::redis::Subscriber;
 
@@ -32,10 +33,6 @@ struct Sets {
 }
 
 impl Shards {
-    fn sets(&self) -> MutexGuard<'_, Sets> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Updates the subscriptions to the channels of the chosen locks, if the server has sharded channels.
     pub(super) fn choose(
         &self,
@@ -44,7 +41,7 @@ impl Shards {
         (deployment, share): (&str, &SlotShare),
         sharded: bool,
     ) {
-        let mut sets = self.sets();
+        let mut sets = self.0.lock();
         let wanted = if sharded {
             wanted(snapshot, (deployment, share), &mut sets.choice)
         } else if sets.wanted.is_empty() {
@@ -62,7 +59,7 @@ impl Shards {
     }
 
     pub(super) fn subscribed(&self, channel: &[u8]) {
-        let mut sets = self.sets();
+        let mut sets = self.0.lock();
         if sets.wanted.contains(channel) {
             sets.subscribed.insert(channel.to_vec());
         }
@@ -70,30 +67,30 @@ impl Shards {
 
     /// Removes a channel whose slot has moved to another server.
     pub(super) fn remove(&self, channel: &[u8]) {
-        self.sets().subscribed.remove(channel);
+        self.0.lock().subscribed.remove(channel);
     }
 
     /// Removes all channels after the connection was lost.
     pub(super) fn clear(&self) {
-        self.sets().subscribed.clear();
+        self.0.lock().subscribed.clear();
     }
 
     /// Returns the number of subscribed channels.
     pub(super) fn count(&self) -> usize {
-        self.sets().subscribed.len()
+        self.0.lock().subscribed.len()
     }
 
     /// Returns the number of dashboards among a channel's subscribers. The others subscribe to the same locks as this
     /// one unless there are very many locks. The number of waiters is a lower bound in any case.
     pub(super) fn dashboards(&self, channel: &[u8]) -> u64 {
-        let sets = self.sets();
+        let sets = self.0.lock();
         u64::from(sets.subscribed.contains(channel)) + sets.others
     }
 
     /// Counts other dashboards in the reply to CLIENT LIST.
     pub(super) fn count_dashboards(&self, list: &str) {
         let listening = list.lines().filter(|line| is_listening_dashboard(line)).count() as u64;
-        let mut sets = self.sets();
+        let mut sets = self.0.lock();
         sets.others = listening.saturating_sub(u64::from(!sets.subscribed.is_empty()));
     }
 }
@@ -149,7 +146,7 @@ mod tests {
         assert_eq!(shards.dashboards(b"a"), 0);
         shards.count_dashboards(list);
         assert_eq!(shards.dashboards(b"a"), 2, "neither is this dashboard");
-        shards.sets().subscribed.insert(b"a".to_vec());
+        shards.0.lock().subscribed.insert(b"a".to_vec());
         shards.count_dashboards(list);
         assert_eq!((shards.dashboards(b"a"), shards.dashboards(b"b")), (2, 1));
         shards.count_dashboards("");

@@ -1,9 +1,10 @@
 //! A server's share of a deployment's locks: all of them, or in a cluster those in its slots.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redisson::LockName;
 use redisson::slot;
 use service_kit::redis::{Address, Cluster, Link, LinkStatus, Redirect, Slots};
@@ -54,13 +55,9 @@ impl Nodes {
         Self { cluster, shutdown: shutdown.clone(), state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the slots, and the connections through which nodes are read.
     pub fn set(&self, slots: Arc<Slots>, links: HashMap<Address, Link>) {
-        let state = &mut *self.state();
+        let state = &mut *self.state.lock();
         state.connected.retain(|address, _| links.contains_key(address));
         state.provisional.retain(|address, _| !links.contains_key(address));
         (state.slots, state.links) = (slots, links);
@@ -69,7 +66,7 @@ impl Nodes {
     /// Returns a working connection to that node. The first call for a node without slots starts a connection for later
     /// calls.
     fn link_at(&self, address: &Address) -> Option<Link> {
-        let state = &mut *self.state();
+        let state = &mut *self.state.lock();
         let link = match state.links.get(address) {
             Some(link) => link.clone(),
             None => {
@@ -92,16 +89,16 @@ impl Nodes {
 
     /// Closes connections that have not been used for a while.
     pub(super) fn tidy(&self) {
-        self.state().provisional.retain(|_, (used, _)| used.elapsed() < PROVISIONAL_VALIDITY);
+        self.state.lock().provisional.retain(|_, (used, _)| used.elapsed() < PROVISIONAL_VALIDITY);
     }
 
     /// Sets the node that receives the messages sent to all nodes.
     pub(super) fn set_listener(&self, listener: Option<Address>) {
-        self.state().listener = listener;
+        self.state.lock().listener = listener;
     }
 
     pub(super) fn listener(&self) -> Option<Address> {
-        self.state().listener.clone()
+        self.state.lock().listener.clone()
     }
 }
 
@@ -111,7 +108,7 @@ impl SlotShare {
         match self {
             Self::Whole => true,
             Self::Node(nodes, address) => {
-                nodes.state().slots.owner(slot(name.as_bytes())) == Some(address)
+                nodes.state.lock().slots.owner(slot(name.as_bytes())) == Some(address)
             }
         }
     }
@@ -120,7 +117,7 @@ impl SlotShare {
     pub(super) fn receives_all(&self) -> bool {
         match self {
             Self::Whole => true,
-            Self::Node(nodes, address) => nodes.state().listener.as_ref() == Some(address),
+            Self::Node(nodes, address) => nodes.state.lock().listener.as_ref() == Some(address),
         }
     }
 
@@ -136,7 +133,7 @@ impl SlotShare {
         match self {
             Self::Whole => Some((None, link.clone())),
             Self::Node(nodes, _) => {
-                let state = nodes.state();
+                let state = nodes.state.lock();
                 let owner = state.slots.owner(slot(key))?;
                 Some((Some(owner.clone()), state.links.get(owner)?.clone()))
             }
@@ -154,7 +151,7 @@ impl SlotShare {
     /// client need not be connected to each node all the time.
     pub(super) fn connected(&self, connections: Connections) -> Option<Connections> {
         let Self::Node(nodes, address) = self else { return Some(connections) };
-        let state = &mut *nodes.state();
+        let state = &mut *nodes.state.lock();
         state.connected.insert(address.clone(), (Instant::now(), connections));
         let mut all = Connections::default();
         for master in state.slots.masters() {

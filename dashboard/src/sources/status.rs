@@ -1,9 +1,10 @@
 //! The state of each source, for every page, the API and metrics.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redisson::slot;
 use service_kit::clock;
 use service_kit::redis::{Address, LinkState, LinkStatus, ReadsFrom, Role, ServerInfo, Slots};
@@ -61,13 +62,9 @@ impl SourceStatus {
         Self { deployment, node, source, now: Mutex::new(now) }
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the state, with details in words.
     pub fn set(&self, state: SourceState, detail: impl Into<String>) {
-        let (mut now, detail) = (self.now(), detail.into());
+        let (mut now, detail) = (self.now.lock(), detail.into());
         if now.state != state {
             tracing::info!(
                 deployment = &*self.deployment,
@@ -91,27 +88,27 @@ impl SourceStatus {
         remedy: &'static str,
     ) {
         self.set(state, detail);
-        self.now().remedy = Some(remedy);
+        self.now.lock().remedy = Some(remedy);
     }
 
     /// Sets whether the server replies but refuses all reads of locks.
     pub fn set_refused(&self, refused: bool) {
-        self.now().refused = refused;
+        self.now.lock().refused = refused;
     }
 
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        self.now().refused
+        self.now.lock().refused
     }
 
     /// Records a success.
     pub fn succeeded(&self) {
-        self.now().last_success = Some(SteadyMillis::now());
+        self.now.lock().last_success = Some(SteadyMillis::now());
     }
 
     /// Sets the lag. If it is at least `behind`, the state reports it.
     pub fn set_lag(&self, lag: Duration, behind: Duration) {
-        let mut now = self.now();
+        let mut now = self.now.lock();
         now.lag = Some(lag);
         match now.state {
             SourceState::On | SourceState::Behind if lag >= behind => {
@@ -131,27 +128,27 @@ impl SourceStatus {
 
     /// Sets the lag without changing the state.
     pub fn record_lag(&self, lag: Duration) {
-        self.now().lag = Some(lag);
+        self.now.lock().lag = Some(lag);
     }
 
     pub fn set_pass(&self, pass: Pass) {
-        self.now().pass = pass;
+        self.now.lock().pass = pass;
     }
 
     #[must_use]
     pub fn pass(&self) -> Pass {
-        self.now().pass
+        self.now.lock().pass
     }
 
     #[must_use]
     pub fn state(&self) -> SourceState {
-        self.now().state
+        self.now.lock().state
     }
 
     /// Returns the source for display.
     #[must_use]
     pub fn view(&self) -> SourceView {
-        let now = self.now();
+        let now = self.now.lock();
         SourceView {
             deployment: self.deployment.to_string(),
             node: self.node.clone(),
@@ -312,10 +309,6 @@ struct Lists {
 }
 
 impl Sources {
-    fn lists(&self) -> MutexGuard<'_, Lists> {
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the traces that the MONITOR readers record.
     #[must_use]
     pub fn traces(&self) -> &Traces {
@@ -325,31 +318,31 @@ impl Sources {
     pub fn add(&self, deployment: &Arc<str>, node: &str, source: Source) -> Arc<SourceStatus> {
         let status = SourceStatus::new(Arc::clone(deployment), node.to_owned(), source);
         let status = Arc::new(status);
-        self.lists().statuses.push(Arc::clone(&status));
+        self.lists.lock().statuses.push(Arc::clone(&status));
         status
     }
 
     pub fn add_poll(&self, deployment: &Arc<str>, node: &str, scope: ScopeId) -> Arc<SourceStatus> {
         let status = self.add(deployment, node, Source::Poll);
-        self.lists().polls.insert(scope, Arc::clone(&status));
+        self.lists.lock().polls.insert(scope, Arc::clone(&status));
         status
     }
 
     #[must_use]
     pub fn poll(&self, scope: ScopeId) -> Option<Arc<SourceStatus>> {
-        self.lists().polls.get(&scope).cloned()
+        self.lists.lock().polls.get(&scope).cloned()
     }
 
     /// Adds the switch of a server's MONITOR reader.
     pub fn add_switch(&self, deployment: &Arc<str>, node: &str, switch: Switch) {
-        self.lists().switches.push((Arc::clone(deployment), node.to_owned(), switch));
+        self.lists.lock().switches.push((Arc::clone(deployment), node.to_owned(), switch));
     }
 
     /// Turns on a deployment's MONITOR readers for a while. Without a name, it is the only deployment. Returns false if
     /// MONITOR is switched off, or `None` if the deployment is ambiguous or has no server yet.
     #[must_use]
     pub fn watch(&self, deployment: Option<&str>) -> Option<bool> {
-        let lists = self.lists();
+        let lists = self.lists.lock();
         let first = lists.switches.first().map(|(name, ..)| &**name)?;
         let wanted = deployment.unwrap_or(first);
         let only = lists.switches.iter().all(|(name, ..)| **name == *wanted);
@@ -377,7 +370,7 @@ impl Sources {
 
     fn switches_of(&self, id: &LockId, mut then: impl FnMut(&Switch)) {
         let node = self.slot_of(id).and_then(|(_, node)| node).map(|node| node.to_string());
-        let lists = self.lists();
+        let lists = self.lists.lock();
         let its = lists.switches.iter().filter(|(deployment, at, _)| {
             *deployment == id.deployment && node.as_ref().is_none_or(|node| node == at)
         });
@@ -385,12 +378,12 @@ impl Sources {
     }
 
     pub fn add_server(&self, server: Server) {
-        self.lists().servers.push(Arc::new(server));
+        self.lists.lock().servers.push(Arc::new(server));
     }
 
     /// Removes a server with its sources.
     pub fn remove(&self, deployment: &str, node: &str) {
-        let lists = &mut *self.lists();
+        let lists = &mut *self.lists.lock();
         lists.statuses.retain(|status| *status.deployment != *deployment || status.node != node);
         lists.polls.retain(|_, status| *status.deployment != *deployment || status.node != node);
         lists.servers.retain(|server| *server.deployment != *deployment || server.node != node);
@@ -399,7 +392,7 @@ impl Sources {
 
     /// Sets or clears the problem of a whole cluster.
     pub fn set_cluster(&self, deployment: &Arc<str>, problem: Option<String>) {
-        let clusters = &mut self.lists().clusters;
+        let clusters = &mut self.lists.lock().clusters;
         match problem {
             Some(problem) => clusters.insert(Arc::clone(deployment), problem),
             None => clusters.remove(deployment),
@@ -409,7 +402,7 @@ impl Sources {
     /// Returns the clusters that are only partly visible, each with the reason.
     #[must_use]
     pub fn partly_visible(&self) -> Vec<(Arc<str>, String)> {
-        let clusters = self.lists().clusters.clone();
+        let clusters = self.lists.lock().clusters.clone();
         let mut clusters: Vec<_> = clusters.into_iter().collect();
         clusters.sort();
         clusters
@@ -417,37 +410,37 @@ impl Sources {
 
     /// Sets or clears the reason why the history cannot be written.
     pub fn set_history_trouble(&self, trouble: Option<String>) {
-        self.lists().history_trouble = trouble;
+        self.lists.lock().history_trouble = trouble;
     }
 
     /// Sets where the history of earlier runs is, if it cannot be read.
     pub fn set_history_set_aside(&self, place: Option<String>) {
-        self.lists().history_set_aside = place;
+        self.lists.lock().history_set_aside = place;
     }
 
     /// Returns the reason why the history cannot be written, if there is one.
     #[must_use]
     pub fn history_trouble(&self) -> Option<String> {
-        self.lists().history_trouble.clone()
+        self.lists.lock().history_trouble.clone()
     }
 
     /// Sets the slots of a cluster's nodes.
     pub fn set_slots(&self, deployment: &Arc<str>, slots: Arc<Slots>) {
-        self.lists().slots.insert(Arc::clone(deployment), slots);
+        self.lists.lock().slots.insert(Arc::clone(deployment), slots);
     }
 
     /// Returns the number of slots that no node serves, for each cluster.
     #[must_use]
     pub fn unserved_slots(&self) -> Vec<(Arc<str>, u32)> {
         let of = |(name, slots): (&Arc<str>, &Arc<Slots>)| (Arc::clone(name), slots.unserved());
-        self.lists().slots.iter().map(of).collect()
+        self.lists.lock().slots.iter().map(of).collect()
     }
 
     /// Returns the slot of a cluster's lock, and the node that serves it, if any.
     #[must_use]
     pub fn slot_of(&self, id: &LockId) -> Option<(u16, Option<Address>)> {
         let slot = slot(id.name.as_bytes());
-        let lists = self.lists();
+        let lists = self.lists.lock();
         let slots = lists.slots.get(&id.deployment)?;
         Some((slot, slots.owner(slot).cloned()))
     }
@@ -473,13 +466,13 @@ impl Sources {
             .iter()
             .filter(|status| is_its(&status.deployment, &status.node) && status.is_refused());
         let down = its.find_map(|server| server.view().down).map(|down| down.reason);
-        down.or_else(|| Some(refused.next()?.now().detail.clone()))
+        down.or_else(|| Some(refused.next()?.now.lock().detail.clone()))
     }
 
     /// Returns whether all keys of a deployment have been scanned once.
     #[must_use]
     pub fn is_scanned(&self, deployment: &str) -> bool {
-        let lists = self.lists();
+        let lists = self.lists.lock();
         let mut scans = lists
             .statuses
             .iter()
@@ -490,12 +483,12 @@ impl Sources {
 
     #[must_use]
     pub fn statuses(&self) -> Vec<Arc<SourceStatus>> {
-        self.lists().statuses.clone()
+        self.lists.lock().statuses.clone()
     }
 
     #[must_use]
     pub fn servers(&self) -> Vec<Arc<Server>> {
-        self.lists().servers.clone()
+        self.lists.lock().servers.clone()
     }
 
     /// Returns whether the locks of a server can be read: the server can be reached, and does not refuse the reads.
@@ -507,7 +500,7 @@ impl Sources {
                 && (status.node == server.node || database().is_some())
         };
         let refuses = |status: &Arc<SourceStatus>| status.is_refused() && of_server(status);
-        server.info().is_some() && !self.lists().polls.values().any(refuses)
+        server.info().is_some() && !self.lists.lock().polls.values().any(refuses)
     }
 
     /// Returns every source for display.
@@ -551,7 +544,7 @@ impl Sources {
                 server.deployment, server.node
             )
         });
-        let of_history = [self.history_trouble(), self.lists().history_set_aside.clone()];
+        let of_history = [self.history_trouble(), self.lists.lock().history_set_aside.clone()];
         let mut limits: Vec<String> = of_history.into_iter().flatten().chain(parts).collect();
         limits.extend(servers.iter().filter_map(|server| {
             let reason = server.replica_unused()?;
@@ -619,7 +612,7 @@ mod tests {
         status.set(SourceState::On, "");
         let said = |secs| {
             status.set_lag(Duration::from_secs(secs), Duration::from_secs(2));
-            let now = status.now();
+            let now = status.now.lock();
             (now.state, now.detail.split(';').next().unwrap_or_default().to_owned())
         };
         assert_eq!(said(1), (SourceState::On, String::new()));

@@ -4,10 +4,11 @@
 //! the size of a step are bounded.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redisson::monitor::{Certainty, Event};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -103,10 +104,6 @@ struct Trail {
 }
 
 impl Traces {
-    fn trails(&self) -> MutexGuard<'_, HashMap<LockId, Trail>> {
-        self.0.trails.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Traces a lock for [`WATCH`] from `now` on. A running trace is extended to that time, and an ended one is
     /// replaced.
     ///
@@ -114,7 +111,7 @@ impl Traces {
     /// If [`MAX_TRACES`] are running.
     pub fn start(&self, id: &LockId, now: SteadyMillis) -> Result<SteadyMillis, Full> {
         let until = now.plus(millis(WATCH));
-        let trails = &mut *self.trails();
+        let trails = &mut *self.0.trails.lock();
         trails.retain(|_, trail| now.millis_since(trail.until) < RETAINED_MS);
         if !trails.contains_key(id) && trails.len() >= MAX_TRACES {
             let over = trails.iter().filter(|(_, trail)| trail.until <= now);
@@ -147,7 +144,7 @@ impl Traces {
     /// Returns the locks of a database that are being traced.
     #[must_use]
     pub fn traced(&self, deployment: &str, db: u32, now: SteadyMillis) -> Vec<LockId> {
-        let trails = self.trails();
+        let trails = self.0.trails.lock();
         let traced = trails.iter().filter(|(id, trail)| {
             *id.deployment == *deployment && id.db == db && now < trail.until
         });
@@ -156,7 +153,7 @@ impl Traces {
 
     /// Adds a step to the trace of its lock, if the trace is running.
     pub fn record(&self, id: &LockId, event: &Event, raw: &Arc<[u8]>, now: SteadyMillis) {
-        let mut trails = self.trails();
+        let mut trails = self.0.trails.lock();
         let Some(trail) = trails.get_mut(id).filter(|trail| now < trail.until) else { return };
         let before = trail.steps.back().map(|step| step.event.at_micros);
         let gap_micros = before.map(|before| event.at_micros.saturating_sub(before));
@@ -174,7 +171,7 @@ impl Traces {
     /// Returns a lock's latest trace, or `None` if there is none.
     #[must_use]
     pub fn get(&self, id: &LockId) -> Option<Trace> {
-        let trails = self.trails();
+        let trails = self.0.trails.lock();
         let Trail { since, until, dropped, next, ref steps } = *trails.get(id)?;
         Some(Trace { since, until, dropped, next, steps: steps.iter().cloned().collect() })
     }
@@ -196,7 +193,7 @@ impl Traces {
 
     /// Returns the remaining time of a running trace that has no step with that number or a later one yet.
     fn time_left(&self, id: &LockId, first: u64) -> Option<Duration> {
-        let (trails, now) = (self.trails(), SteadyMillis::now());
+        let (trails, now) = (self.0.trails.lock(), SteadyMillis::now());
         let trail = trails.get(id).filter(|trail| trail.next <= first && now < trail.until)?;
         Some(Duration::from_millis(trail.until.millis_since(now)))
     }

@@ -1,7 +1,9 @@
 //! The rows of open pages, rendered once for all of them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::{Chrome, row};
 use crate::clock;
@@ -43,22 +45,18 @@ impl Fragments {
     ) -> Result<(Arc<str>, Arc<str>), askama::Error> {
         let (deployment, db) = (chrome.several_deployments, chrome.several_dbs);
         let key = (Arc::as_ptr(lock).addr(), deployment, db, clock::set_by());
-        if let Some(known) = self.lock().get(&key) {
+        if let Some(known) = self.0.lock().get(&key) {
             return Ok((Arc::clone(&known.id), Arc::clone(&known.html)));
         }
         let html: Arc<str> = row::live_row(lock, deployment, db)?.into();
         let id: Arc<str> = row::row_id(RowId::of_lock(&lock.id)).into();
-        let mut kept = self.lock();
+        let mut kept = self.0.lock();
         if kept.len() >= Self::MAX {
             kept.clear();
         }
         let (row, shown) = (Arc::clone(&id), Arc::clone(&html));
         kept.insert(key, Fragment { _lock: Arc::clone(lock), id: row, html: shown });
         Ok((id, html))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Fragment>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

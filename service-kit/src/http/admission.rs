@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
@@ -58,7 +59,7 @@ impl Admission {
     /// all.
     pub(super) fn enter(self: &Arc<Self>, peer: IpAddr) -> Ticket {
         let (peer, evicted) = (peer.to_canonical(), CancellationToken::new());
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         let is_late = |(_, _, token, since): &(u64, IpAddr, CancellationToken, Instant)| {
             !token.is_cancelled() && since.elapsed() >= PATIENCE
         };
@@ -77,10 +78,6 @@ impl Admission {
         waiting.next_id += 1;
         waiting.tickets.push_back((id, peer, evicted.clone(), Instant::now()));
         Ticket { admission: Arc::clone(self), id, evicted }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -115,7 +112,7 @@ impl Ticket {
     }
 
     fn leave(&self) {
-        self.admission.lock().tickets.retain(|(id, ..)| *id != self.id);
+        self.admission.waiting.lock().tickets.retain(|(id, ..)| *id != self.id);
     }
 }
 

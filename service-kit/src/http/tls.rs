@@ -3,9 +3,10 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::RwLock;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -49,7 +50,7 @@ type Modified = [Option<SystemTime>; 2];
 
 impl ResolvesServerCert for CertificateFiles {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner)))
+        Some(Arc::clone(&self.now.read()))
     }
 }
 
@@ -117,7 +118,7 @@ impl CertificateFiles {
     fn reload(&self) -> bool {
         match read(&self.certificate, &self.key) {
             Ok(fresh) => {
-                *self.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
+                *self.now.write() = Arc::new(fresh);
                 tracing::info!(certificate = %self.certificate.display(), "a renewed certificate is used");
                 true
             }
@@ -185,7 +186,7 @@ mod tests {
         assert!(ServerTls::load(&certificate, &empty).unwrap_err().contains("empty.pem"));
         assert!(ServerTls::load(&folder.path().join("none"), &key).unwrap_err().contains("none"));
         // The old pair stays in use until both files are renewed.
-        let serial = |tls: &ServerTls| tls.files.now.read().unwrap().cert[0].to_vec();
+        let serial = |tls: &ServerTls| tls.files.now.read().cert[0].to_vec();
         let before = serial(&tls);
         write(folder.path(), "cert.pem", &two.cert.pem());
         assert!(!tls.files.reload());

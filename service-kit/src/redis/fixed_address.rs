@@ -6,8 +6,9 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -65,7 +66,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.at.lock().connections.remove(&self.number);
+        self.at.state.lock().connections.remove(&self.number);
     }
 }
 
@@ -77,7 +78,7 @@ impl FixedAddress {
     /// Adds a connection, which has found this server.
     pub(super) fn enter(self: &Arc<Self>, info: &ServerInfo) -> Place {
         let leave = CancellationToken::new();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         let reached =
@@ -90,7 +91,7 @@ impl FixedAddress {
     }
 
     fn found(&self, number: u64, info: &ServerInfo) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(connection) = state.connections.get_mut(&number) else { return };
         if connection.run_id != info.run_id {
             connection.run_id.clone_from(&info.run_id);
@@ -114,7 +115,7 @@ impl FixedAddress {
     /// Returns `true` if a connection may have to leave its server: the server has become a replica, or is not at any of
     /// the addresses that the name has now. Without addresses nothing is known of the name.
     pub(super) fn is_in_doubt(&self, now: &[IpAddr]) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut staying = state.staying();
         staying.any(|connection| state.is_demoted(connection) || connection.is_elsewhere(now))
     }
@@ -122,7 +123,7 @@ impl FixedAddress {
     /// Records the server that a new connection reaches while the name has the addresses `now`. The connections that are
     /// elsewhere leave, except those to the same server. Returns the addresses that they leave.
     pub(super) fn probed(&self, info: &ServerInfo, now: &[IpAddr]) -> Vec<IpAddr> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if info.role == Some(Role::Master) {
             state.found_master(info);
         }
@@ -135,10 +136,6 @@ impl FixedAddress {
         left.sort_unstable();
         left.dedup();
         left
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -279,6 +276,6 @@ mod tests {
         assert_eq!(address.probed(&master_at("b", B), &[B]), [A]);
         assert_eq!(leave([&old, &new]), [true, false]);
         drop((old, new));
-        assert!(!address.is_in_doubt(&[]) && address.lock().connections.is_empty());
+        assert!(!address.is_in_doubt(&[]) && address.state.lock().connections.is_empty());
     }
 }

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
@@ -65,7 +66,7 @@ impl Password {
     pub(super) fn last(&self) -> Secret {
         match &self.0 {
             Source::Text(secret) => secret.clone(),
-            Source::File(file) => file.last().secret.clone(),
+            Source::File(file) => file.last.lock().secret.clone(),
         }
     }
 }
@@ -88,11 +89,11 @@ impl File {
             };
             self.update(secret);
         }
-        self.last().secret.clone()
+        self.last.lock().secret.clone()
     }
 
     fn update(&self, read: Result<Secret, String>) {
-        let mut last = self.last();
+        let mut last = self.last.lock();
         match read {
             Ok(secret) => *last = Last { secret, error: None },
             Err(error) => {
@@ -102,10 +103,6 @@ impl File {
                 last.error = Some(error);
             }
         }
-    }
-
-    fn last(&self) -> MutexGuard<'_, Last> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,11 @@
 //! A relay between a library and the agent: records the commands of the library, and cuts, mutes or refuses its connections.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -45,7 +46,7 @@ fn has(bytes: &[u8], word: &str) -> bool {
 
 /// Returns whether these bytes have the word, which then is taken away.
 fn meets(word: &Mutex<Option<&'static str>>, bytes: &[u8]) -> bool {
-    let mut word = word.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut word = word.lock();
     word.take_if(|word| has(bytes, word)).is_some()
 }
 
@@ -70,14 +71,14 @@ impl Relay {
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let number = {
-                    let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut notes = notes.lock();
                     notes.push(Vec::new());
                     notes.len() - 1
                 };
                 if injected.refusing.load(Ordering::Relaxed) {
                     continue;
                 }
-                let mut joined = joined.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut joined = joined.lock();
                 let (notes, injected) = (Arc::clone(&notes), Arc::clone(&injected));
                 let carrying = carry(client, agent.clone(), notes, Arc::clone(&injected), number);
                 joined.spawn(async move {
@@ -96,12 +97,12 @@ impl Relay {
 
     /// Ends all current connections; new ones are relayed.
     pub(crate) fn cut(&self) {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
+        self.connections.lock().abort_all();
     }
 
     /// Ends the next connection that sends this word, once the agent has it and before the reply arrives.
     pub(crate) fn cut_at(&self, word: &'static str) {
-        *self.faults.cut_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(word);
+        *self.faults.cut_at.lock() = Some(word);
     }
 
     /// Ends a connection right after the next thing that it carries from the agent, and waits for that.
@@ -128,12 +129,12 @@ impl Relay {
     /// Holds back what the agent sends on a connection, from the next bytes with this word on.
     pub(crate) fn hold_back(&self, word: &'static str) {
         self.faults.open.send_replace(false);
-        *self.faults.hold_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(word);
+        *self.faults.hold_at.lock() = Some(word);
     }
 
     /// Returns whether the agent has sent the word at which it is held back.
     pub(crate) fn holds_back(&self) -> bool {
-        self.faults.hold_at.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.faults.hold_at.lock().is_none()
     }
 
     /// Lets pass what is held back.
@@ -143,7 +144,7 @@ impl Relay {
 
     /// Returns whether the agent has sent this word, and the library can read it.
     pub(crate) fn has_carried(&self, word: &str) -> bool {
-        has(&self.faults.carried.lock().unwrap_or_else(PoisonError::into_inner), word)
+        has(&self.faults.carried.lock(), word)
     }
 
     /// Keeps the agent from sending events: later sessions do not ask for them.
@@ -158,7 +159,7 @@ impl Relay {
 
     /// Returns the number of connections made.
     pub(crate) fn made(&self) -> usize {
-        self.sent.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.sent.lock().len()
     }
 
     /// Returns the number of commands that tried to acquire the lock.
@@ -178,7 +179,7 @@ impl Relay {
 
     /// Returns the commands that the `number`th connection has sent, with spaces between their words.
     pub(crate) fn commands(&self, number: usize) -> Result<Vec<String>> {
-        let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = self.sent.lock();
         let mut rest = sent.get(number).map_or(&[][..], Vec::as_slice);
         let mut commands = Vec::new();
         while let Some((command, taken)) = Reply::decode(rest)? {
@@ -214,7 +215,7 @@ async fn carry(
                 return anyhow::Ok(());
             }
             let read = &bytes[..count];
-            sent.lock().unwrap_or_else(PoisonError::into_inner)[number].extend_from_slice(read);
+            sent.lock()[number].extend_from_slice(read);
             if faults.silent.load(Ordering::Relaxed) {
                 to_agent.write_all(&without_events(read)).await?;
             } else {
@@ -237,7 +238,7 @@ async fn carry(
             }
             if number >= faults.muted.load(Ordering::Relaxed) {
                 to_client.write_all(&bytes[..count]).await?;
-                let mut carried = faults.carried.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut carried = faults.carried.lock();
                 carried.extend_from_slice(&bytes[..count]);
                 if faults.cut_after_reply.swap(false, Ordering::Relaxed) {
                     return Ok(());

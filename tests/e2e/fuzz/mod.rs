@@ -14,11 +14,11 @@ mod socket;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::random::Random;
+use parking_lot::Mutex;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::time::Instant;
 
@@ -66,19 +66,15 @@ impl Seeds {
         (seed < self.end && due).then_some(seed)
     }
 
-    fn running(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Runs `one` with each seed, in turn.
     async fn run(&self, one: impl AsyncFn(u64) -> Result<()>) -> Result<()> {
         while let Some(seed) = self.next() {
-            self.running().insert(seed);
+            self.running.lock().insert(seed);
             one(seed).await.with_context(|| {
-                let running = self.running().clone();
+                let running = self.running.lock().clone();
                 format!("seed {seed} failed (LOCKSCOPE_SEEDS={seed} repeats it) among {running:?}")
             })?;
-            self.running().remove(&seed);
+            self.running.lock().remove(&seed);
         }
         Ok(())
     }

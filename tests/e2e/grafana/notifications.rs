@@ -1,13 +1,14 @@
 //! The example of routing in a real Alertmanager: a fault is notified once, as its cause.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use axum::extract::State;
 use axum::routing::post;
 use axum::{Json, Router};
 use harness::{Agent, Alertmanager, Dashboard, Prometheus, RedisServer, eventually};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -99,14 +100,14 @@ impl OnCall {
 
     /// Returns the notified alerts, without those on scrapes: a busy machine misses some now and then.
     fn notified(&self) -> BTreeSet<(String, String)> {
-        let mut notified = self.notified.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut notified = self.notified.lock().clone();
         notified.retain(|(_, alert)| !SCRAPES.contains(&alert.as_str()));
         notified
     }
 }
 
 async fn take(State(notified): State<Notified>, Json(notification): Json<Value>) {
-    let mut notified = notified.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut notified = notified.lock();
     let receiver = notification["receiver"].as_str().unwrap_or_default();
     for alert in notification["alerts"].as_array().into_iter().flatten() {
         let name = alert["labels"]["alertname"].as_str().unwrap_or_default();

@@ -5,11 +5,12 @@
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 use redisson::Moment;
 
 use crate::collections::HashMap;
@@ -88,7 +89,7 @@ impl Buffers {
 
     /// Returns a share for a connection of that user.
     pub(super) fn share(&self, uid: u32, connection: ConnectionId) -> Share {
-        let mut users = lock(&self.0.users);
+        let mut users = self.0.users.lock();
         let user = users.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
             users.retain(|_, user| user.strong_count() > 0);
             let new = Arc::default();
@@ -109,13 +110,16 @@ impl Buffers {
             evicted: AtomicBool::default(),
             task: AtomicWaker::new(),
         });
-        lock(&user.connections).insert(connection, Arc::clone(&counted));
+        user.connections.lock().insert(connection, Arc::clone(&counted));
         Share(counted)
     }
 
     /// Closes stalled connections, the one without progress for the longest time first, until there is room for a listing.
     pub fn evict(&self, now: Moment) -> Vec<Evicted> {
-        let mut users: Vec<(u32, Arc<User>)> = lock(&self.0.users)
+        let mut users: Vec<(u32, Arc<User>)> = self
+            .0
+            .users
+            .lock()
             .iter()
             .filter_map(|(uid, user)| Some((*uid, user.upgrade()?)))
             .collect();
@@ -142,7 +146,7 @@ impl User {
         if bytes == 0 {
             return Vec::new();
         }
-        let connections = lock(&self.connections);
+        let connections = self.connections.lock();
         let closing = connections.values().filter(|one| one.evicted.load(Ordering::Relaxed));
         let mut freed: usize = closing.map(|one| one.bytes.load(Ordering::Relaxed)).sum();
         let stalled = |(id, connection): (&ConnectionId, &Arc<Connection>)| {
@@ -277,7 +281,7 @@ impl Drop for Share {
             self.update(part, 0);
         }
         self.set_commands(0);
-        lock(&self.0.user.connections).remove(&self.0.id);
+        self.0.user.connections.lock().remove(&self.0.id);
     }
 }
 
@@ -291,10 +295,6 @@ fn change(number: &AtomicUsize, after: usize, sums: &[&AtomicUsize]) {
             sum.fetch_sub(before - after, Ordering::Relaxed);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -366,7 +366,7 @@ mod tests {
         assert!(!shares.iter().any(Share::is_exhausted));
         assert_eq!(buffers.0.in_all.load(Ordering::Relaxed), 3 * (MAX_OF_USER - 1));
         drop(buffers.share(9, ConnectionId(9)));
-        let users = lock(&buffers.0.users);
+        let users = buffers.0.users.lock();
         assert!(users.len() <= 4, "users without connections are forgotten: {users:?}");
     }
 

@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use service_kit::clock;
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::{Semaphore, broadcast, watch};
@@ -133,17 +134,13 @@ impl Feeds {
         &self.0.app
     }
 
-    fn senders(&self) -> MutexGuard<'_, HashMap<String, Sender>> {
-        self.0.senders.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Subscribes to the page at that address. The page stays open until its last reader leaves.
     ///
     /// # Errors
     /// If the page is not open yet and the open pages use too much memory.
     pub(super) fn join(&self, address: &str, topic: Topic) -> Result<Latest, ApiError> {
         let key = topic.key();
-        let mut senders = self.senders();
+        let mut senders = self.0.senders.lock();
         if let Some(sender) = senders.get(&key) {
             return Ok(sender.subscribe());
         }
@@ -171,7 +168,7 @@ impl Feeds {
 
     /// Closes a page unless it has readers. Returns false if it has readers.
     fn close(&self, key: &str) -> bool {
-        let mut senders = self.senders();
+        let mut senders = self.0.senders.lock();
         let unread = senders.get(key).is_none_or(|sender| sender.receiver_count() == 0);
         if unread {
             senders.remove(key);
@@ -180,7 +177,7 @@ impl Feeds {
     }
 
     fn open_pages(&self) -> usize {
-        self.senders().len()
+        self.0.senders.lock().len()
     }
 }
 
@@ -220,7 +217,7 @@ impl Feed {
             match version {
                 Ok(Some(version)) => {
                     if self.reserved.take().is_some() && feeds.0.memory.exceeded() {
-                        feeds.senders().remove(&self.key);
+                        feeds.0.senders.lock().remove(&self.key);
                         return;
                     }
                     self.sender.send_modify(|page| page.version = Some(Arc::new(version)));
@@ -290,7 +287,7 @@ impl Feed {
 /// Closes the page, whose readers would otherwise wait forever after a panic. Another task may have opened it again.
 impl Drop for Feed {
     fn drop(&mut self) {
-        let mut senders = self.feeds.senders();
+        let mut senders = self.feeds.0.senders.lock();
         if senders.get(&self.key).is_some_and(|sender| sender.same_channel(&self.sender)) {
             senders.remove(&self.key);
         }

@@ -4,9 +4,10 @@
 //! page waits longer than it would if all pages cost as much as it does, so a cheap page does not wait for expensive
 //! ones.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Pages that take turns use at most one part in this many of one CPU. So do pages that do not wait for their turn.
@@ -23,7 +24,7 @@ pub(super) struct RenderBudget(Arc<Mutex<Option<Instant>>>);
 impl RenderBudget {
     /// Reserves the next turn for work of this cost.
     fn reserve(&self, cost: Duration, now: Instant) -> Instant {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.0.lock();
         let saved = now.checked_sub(SAVED).unwrap_or(now);
         let turn = free.map_or(saved, |free| free.max(saved));
         *free = Some((turn + cost * PART).min(now + LONGEST));

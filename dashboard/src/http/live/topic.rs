@@ -1,10 +1,11 @@
 //! The subject of an open page, and its rendering.
 
 use std::str::FromStr as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::Uri;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::clock::SteadyMillis;
@@ -204,7 +205,7 @@ fn list_picture<T: ListView>(
 
 /// Returns a lock from the snapshot. An unknown lock is read every [`READ_INTERVAL`].
 async fn subject_of(app: &App, id: &LockId, last: &LastReading) -> Subject {
-    let last = || last.lock().unwrap_or_else(PoisonError::into_inner);
+    let last = || last.lock();
     if let Some(known) = app.hub.snapshot().get(id) {
         *last() = None;
         return Subject::Known(Arc::clone(known));

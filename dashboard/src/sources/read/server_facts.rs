@@ -1,7 +1,9 @@
 //! Facts about a server that are learned from reading its locks.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::clock::SteadyMillis;
 
@@ -27,12 +29,11 @@ impl ServerFacts {
     /// Returns the refusal, if the account may not read companion keys.
     #[must_use]
     pub fn companions_denied(&self) -> Option<String> {
-        self.0.companions_denied.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.companions_denied.lock().clone()
     }
 
     pub fn deny_companions(&self, why: &str) {
-        *self.0.companions_denied.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(why.to_owned());
+        *self.0.companions_denied.lock() = Some(why.to_owned());
     }
 
     /// Returns whether one command may look for the queues of many locks, as far as known.
@@ -47,7 +48,7 @@ impl ServerFacts {
 
     /// Forgets refusals, since a new connection may have more rights.
     pub fn forget_denials(&self) {
-        *self.0.companions_denied.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.companions_denied.lock() = None;
         self.0.checks_at_once_denied.store(false, Ordering::Relaxed);
     }
 

@@ -1,10 +1,11 @@
 //! State shared by a link's handles and its supervisor: the current connection, and exchanges on it.
 
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -133,7 +134,7 @@ impl Shared {
     }
 
     fn connection(&self) -> Result<Connection, CallError> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let current = self.current.read().clone();
         match current {
             Some(connection) if !connection.driver.is_finished() => Ok(connection),
             // The supervisor may not know yet. The state must change before the caller learns of it: a caller that
@@ -150,7 +151,7 @@ impl Shared {
 
     /// Makes a new connection the current one.
     pub(super) fn set_up(&self, connection: Connection, info: ServerInfo) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write();
         let generation = connection.generation;
         *current = Some(connection);
         self.note_answer();
@@ -173,7 +174,7 @@ impl Shared {
     /// Closes the connection of this generation, unless it is closed already. That ends all calls on it and changes the
     /// state. Returns the reason for which it really ended, as far as known.
     pub(super) fn fail(&self, generation: u64, reason: &str) -> String {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write();
         if let Some(connection) = current.take_if(|current| current.generation == generation) {
             connection.driver.abort();
             let reason = connection.refusal.reason().unwrap_or(reason);

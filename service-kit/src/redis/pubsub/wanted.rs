@@ -1,8 +1,8 @@
 //! The wanted subscriptions, and the changes that the connection has not been sent.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Something to subscribe to.
@@ -62,7 +62,7 @@ impl Wanted {
     }
 
     fn change(&self, topics: impl Iterator<Item = Topic>, apply: impl Fn(&mut Sets, &Topic)) {
-        let mut sets = self.lock();
+        let mut sets = self.sets.lock();
         for topic in topics {
             apply(&mut sets, &topic);
             if let Some(changed) = &mut sets.changed {
@@ -77,27 +77,27 @@ impl Wanted {
     }
 
     pub(super) fn contains(&self, topic: &Topic) -> bool {
-        self.lock().wanted.contains(topic)
+        self.sets.lock().wanted.contains(topic)
     }
 
     pub(super) fn count(&self) -> usize {
-        self.lock().wanted.len()
+        self.sets.lock().wanted.len()
     }
 
     /// Turns everything wanted into changes, for a new connection.
     pub(super) fn start_over(&self) {
-        let mut sets = self.lock();
+        let mut sets = self.sets.lock();
         sets.changed = Some(sets.wanted.clone());
     }
 
     /// Drops the changes at the end of a connection.
     pub(super) fn stop(&self) {
-        self.lock().changed = None;
+        self.sets.lock().changed = None;
     }
 
     /// Takes at most `most` changes.
     pub(super) fn take_changes(&self, most: usize) -> Vec<Change> {
-        let mut sets = self.lock();
+        let mut sets = self.sets.lock();
         let Sets { wanted, changed: Some(changed) } = &mut *sets else { return Vec::new() };
         let taken: Vec<Topic> = if changed.len() <= most {
             changed.drain().collect()
@@ -114,7 +114,7 @@ impl Wanted {
 
     /// Turns those of the topics that are still wanted into changes once more, and returns them.
     pub(super) fn repeat(&self, mut topics: HashSet<Topic>) -> HashSet<Topic> {
-        let mut sets = self.lock();
+        let mut sets = self.sets.lock();
         let Sets { wanted, changed: Some(changed) } = &mut *sets else { return HashSet::new() };
         topics.retain(|topic| wanted.contains(topic));
         changed.extend(topics.iter().cloned());
@@ -124,10 +124,6 @@ impl Wanted {
     /// Waits for a change that may not have been taken.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Sets> {
-        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -175,7 +171,7 @@ mod tests {
         let come_and_go = || {
             wanted.add(topics(0..100));
             wanted.remove(topics(0..99));
-            let sets = wanted.lock();
+            let sets = wanted.sets.lock();
             (sets.wanted.len(), sets.changed.as_ref().map_or(0, HashSet::len))
         };
         assert_eq!(come_and_go(), (1, 0), "before the first connection");
