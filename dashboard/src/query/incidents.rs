@@ -108,6 +108,12 @@ impl IncidentRow {
         !matches!(self.problem, ProblemKind::Deadlock | ProblemKind::Expired)
     }
 
+    /// Returns the holders of its first lock that have the problem.
+    #[must_use]
+    pub fn first_holders(&self) -> &[HolderView] {
+        holders(&self.locks[0], self.problem)
+    }
+
     /// Returns the id of the client that holds all of its locks.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
@@ -281,9 +287,20 @@ fn join<K: Ord>(place: Entry<'_, K, IncidentRow>, incident: IncidentRow) {
     }
 }
 
-/// Returns the holders that have the problem. The current holders of a lock with an expired hold do not have it.
+/// Returns the holders that have the problem. The current holders of a lock with an expired hold do not have it, nor do
+/// those next to one that is gone.
 fn holders(lock: &LockView, problem: ProblemKind) -> &[HolderView] {
-    if problem == ProblemKind::Expired { &[] } else { &lock.holders }
+    let is_gone = |holder: &&HolderView| {
+        holder.client.as_deref().is_some_and(|client| client.alive == Some(false))
+    };
+    match problem {
+        ProblemKind::Expired => &[],
+        ProblemKind::Leaked => match lock.holders.iter().find(is_gone) {
+            Some(gone) => std::slice::from_ref(gone),
+            None => &lock.holders,
+        },
+        _ => &lock.holders,
+    }
 }
 
 /// Returns the key that combines problems into one incident: the circle of a deadlock, the process or the client that
@@ -309,9 +326,8 @@ fn process(holder: &HolderView) -> Option<String> {
 
 impl Serialize for IncidentRow {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (lock, problem) = self.first();
-        let holder = holders(lock, self.problem).first();
-        let client = holder.and_then(|holder| holder.client.as_deref());
+        let (_, problem) = self.first();
+        let client = self.first_holders().first().and_then(|holder| holder.client.as_deref());
         let (deployment, key) = self.place();
         IncidentJson {
             key,
@@ -403,6 +419,21 @@ mod tests {
                 < rows.iter().find(|row| row.locks.len() == 1).unwrap().position("locks")
         );
         assert_eq!(serde_json::to_value(many).unwrap()["count"], 300);
+    }
+
+    #[test]
+    fn a_leak_of_one_of_several_readers_is_an_incident_of_that_reader() {
+        let [dead, living] =
+            ["385475da", "285475da"].map(|start| format!("{start}-9152-4c83-822a-67ee2f116a79"));
+        let mut lock = leaked_by("catalog", &format!("{living}:1"));
+        let client = Some(Box::new(ClientView { alive: Some(false), ..ClientView::default() }));
+        let reader =
+            HolderView { id: format!("{dead}:1").into(), client, ..lock.holders[0].clone() };
+        lock.holders.push(reader);
+        let rows = incidents([lock]);
+        assert_eq!((rows[0].owner(), rows[0].holders()), (Some(&*dead), 1));
+        assert_eq!(rows[0].place().1, format!("client {dead}"));
+        assert_eq!(serde_json::to_value(&rows[0]).unwrap()["owner"], *dead);
     }
 
     #[test]

@@ -173,7 +173,9 @@ impl<'a> HoldersCell<'a> {
     /// Returns the holders of all locks of an incident, and that of the first lock by name.
     pub(super) fn of_incident(incident: &'a IncidentRow) -> Option<Self> {
         let more = incident.holders().checked_sub(1)?;
-        Some(Self { longest: HolderCell::longest(incident.first().0)?, more })
+        let longest = incident.first_holders().iter().min_by_key(|holder| holder.since.at)?;
+        let deployment = &incident.first().0.id.deployment;
+        Some(Self { longest: HolderCell::new(deployment, longest), more })
     }
 
     /// Returns the holders in plain text, without remarks.

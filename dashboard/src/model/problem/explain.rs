@@ -135,13 +135,17 @@ fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
 }
 
 fn leaked(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
-    if let (Certainty::Suspected, Some(gone)) = (verdict.certainty, case.gone) {
+    if let (Certainty::Suspected, Some((id, gone))) = (verdict.certainty, case.gone) {
         let left = match case.ttl {
             Some(ttl) => format!("its lease lasts another {} s", ttl.as_secs()),
             None => "it has no TTL".to_owned(),
         };
         return vec![
-            evidence_of(gone.since, Source::Identity, &*gone.evidence),
+            evidence_of(
+                gone.since,
+                Source::Identity,
+                format!("{id} appears to be gone: {}", gone.evidence),
+            ),
             read(case.now.steady(), left),
         ];
     }
@@ -292,6 +296,15 @@ fn locate(case: &Case<'_>, holder: &HolderField) -> String {
 
 /// Returns the next step, with the current knowledge about the holder.
 fn advice(case: &Case<'_>, verdict: Verdict) -> String {
+    if let (ProblemKind::Leaked, Some((gone, _))) = (verdict.problem, case.gone)
+        && case.holders.len() > 1
+    {
+        return format!(
+            "One of its {} holders, {gone}, appears to be gone. {} If that process is dead, release only that hold by force, not the whole lock: the others may be working.",
+            case.holders.len(),
+            locate(case, &(*gone).into())
+        );
+    }
     let found = case.holders.first().map(|(holder, _)| locate(case, holder)).unwrap_or_default();
     match verdict.problem {
         ProblemKind::Leaked if case.ttl.is_some() => format!(

@@ -63,7 +63,7 @@ impl Expired {
     }
 }
 
-/// A holder that is gone, according to its client's connections or its agent.
+/// What shows that a holder is gone: its client's connections or its agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
     pub since: SteadyMillis,
@@ -104,8 +104,8 @@ pub struct Case<'a> {
     pub waiters: &'a [Waiter],
     /// Connections that listen for its release.
     pub subscribers: Option<Subscribers>,
-    /// The holder that is gone.
-    pub gone: Option<&'a Gone>,
+    /// The first holder that is gone.
+    pub gone: Option<&'a (HolderId, Gone)>,
     /// The newest hold that expired.
     pub expired: Option<&'a Expired>,
     /// The deadlock that it is part of.
@@ -184,7 +184,7 @@ fn leaked(case: &Case<'_>) -> Option<Verdict> {
         return Some(Verdict::certain(ProblemKind::Leaked, first.steady()));
     }
     let lasts = case.ttl.is_none_or(|ttl| ttl > GONE_TTL);
-    let gone = case.gone.filter(|_| lasts)?;
+    let (_, gone) = case.gone.filter(|_| lasts)?;
     Some(Verdict::suspected(ProblemKind::Leaked, gone.since))
 }
 

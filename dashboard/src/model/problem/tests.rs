@@ -112,7 +112,8 @@ fn a_leak_needs_two_readings_apart_or_a_holder_that_is_gone() {
         no_ttl_since: Some(stamp(first)),
         ..renewed(&holders, 0, now)
     };
-    let gone = Gone { since: SteadyMillis(5_000), evidence: "no connection from 10.0.0.7".into() };
+    let evidence = "no connection from 10.0.0.7".into();
+    let gone = (id(52), Gone { since: SteadyMillis(5_000), evidence });
     let left = |ttl| Case {
         renewed: None,
         ttl: Some(secs(ttl)),

@@ -31,7 +31,7 @@ impl Record {
     pub(super) fn update_gone_holder(&mut self, clients: &Clients) -> bool {
         let denied = |id: &HolderId| {
             let since = self.tracked(id)?.denied_since()?;
-            let evidence = format!("its agent is alive and does not report {id}");
+            let evidence = "its agent is alive and does not report it".to_owned();
             Some(Gone { since, evidence })
         };
         // A client that acquired the lock since then was alive.
@@ -39,10 +39,10 @@ impl Record {
             |hold: &Hold, gone: &Gone| hold.since.exact && hold.since.at > gone.since;
         let gone = self.holds.iter().find_map(|hold| {
             let gone = clients.gone(&hold.id.client).or_else(|| denied(&hold.id));
-            gone.filter(|gone| !acquired_since(hold, gone))
+            Some((hold.id, gone.filter(|gone| !acquired_since(hold, gone))?))
         });
         let rose_since = |gone: &Gone| self.rose.is_some_and(|rose| rose >= gone.since);
-        let gone = gone.filter(|gone| !self.lease.renewed() && !rose_since(gone));
+        let gone = gone.filter(|(_, gone)| !self.lease.renewed() && !rose_since(gone));
         let before = self.cold.as_ref().and_then(|cold| cold.gone.as_ref());
         if before == gone.as_ref() {
             return false;

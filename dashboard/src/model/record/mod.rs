@@ -123,7 +123,7 @@ struct ColdState {
     expired: Option<Expired>,
     /// The expiry before that one. Boxed, since few locks have one.
     expired_before: Option<Box<Expired>>,
-    gone: Option<Gone>,
+    gone: Option<(HolderId, Gone)>,
     overdue: Option<Overdue>,
     /// The problems of an earlier run, until they are found again or have been absent for some time.
     restored_problems: Vec<(ProblemKind, SteadyMillis)>,

@@ -188,7 +188,13 @@ fn a_reader_that_enters_next_to_a_dead_one_does_not_end_the_leak() {
     };
     let leaked = [(ProblemKind::Leaked, SUSPECTED)];
     assert_eq!(readers(&mut model, 50_000, &[1]), leaked);
-    assert_eq!(readers(&mut model, 51_000, &[1, 2]), leaked);
+    assert_eq!(readers(&mut model, 51_000, &[2, 1]), leaked);
+    let view = shown(&mut model, "a").unwrap();
+    let (problem, dead) = (&view.problems[0], holder(1).to_string());
+    assert!(problem.evidence[0].text.starts_with(&dead), "{problem:?}");
+    let named = format!("One of its 2 holders, {dead}, appears to be gone.");
+    assert!(problem.advice.starts_with(&named), "{problem:?}");
+    assert!(problem.advice.contains("only that hold by force, not the whole lock"), "{problem:?}");
     let over =
         archived(&mut model).into_iter().filter(|it| matches!(it, ArchiveEntry::Cleared(..)));
     assert_eq!(over.count(), 0, "not even for a moment");
