@@ -278,7 +278,7 @@ fn start(
         settings: config.public(),
     };
     let releases =
-        Releases::start(config, &model, archive_sender, registry, shutdown)?.map(Arc::new);
+        Releases::start(config, (&model, &hub), archive_sender, registry, shutdown)?.map(Arc::new);
     let stop = shutdown.token();
     Ok((App::new(hub, model, sources, about, streams, archived, releases, stop), task))
 }

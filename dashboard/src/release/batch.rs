@@ -40,9 +40,12 @@ impl Batch {
 /// lock.
 ///
 /// # Errors
-/// If the operator has to choose among several holds, or if the lock now has another holder than the incident's. An
-/// incident of a free lock has no holder.
+/// If the lock no longer has the problem, if the operator has to choose among several holds, or if the lock now has another
+/// holder than the incident's. An incident of a free lock has no holder.
 pub fn choices(offer: &Offer, holder: Option<&str>) -> Result<Vec<Choice>, String> {
+    if !offer.has_problem(&offer.view) {
+        return Err("it no longer has this problem".to_owned());
+    }
     let Some(hash) = &offer.hash else {
         return Ok(offer.choices());
     };

@@ -24,7 +24,7 @@ use crate::archive::ArchiveSender;
 use crate::clock::{SteadyMillis, now};
 use crate::config::Config;
 use crate::metrics::registrar;
-use crate::model::actor::ModelHandle;
+use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, ScopeId};
 use crate::redis::{TIMEOUT, resolver_options};
 use crate::text::visible;
@@ -49,6 +49,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 const REJECTED: &str = "rejected";
 /// The longest wait for a reply of Redis, which is doubled if Redis does not have the script yet.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// The longest wait for a reading right before a release.
+const READING_TIMEOUT: Duration = Duration::from_millis(500);
 /// The longest reason, in characters.
 pub const MAX_REASON: usize = 500;
 
@@ -113,7 +115,7 @@ impl Outcome {
                 .to_owned(),
             Self::Free => "The lock was already free. Nothing was done.".to_owned(),
             Self::Changed => "The lock has changed since it was shown: holder, count, mode, time to live or \
-                deadline differ. Nothing was done. Look at the lock as it is now, then decide again."
+                deadline differ, or its problem is over. Nothing was done. Look at the lock as it is now, then decide again."
                 .to_owned(),
             Self::NoLock => "The key is no longer a lock. Nothing was done.".to_owned(),
             Self::Refused(why) => format!("Redis rejected the release: {why}. Nothing was done."),
@@ -217,6 +219,7 @@ pub struct Releases {
     /// The limit on rejected requests that are recorded individually.
     record_limit: RateLimit,
     model: ModelHandle,
+    hub: Arc<Hub>,
     archive: Option<ArchiveSender>,
     outcomes: IntCounterVec,
 }
@@ -228,7 +231,7 @@ impl Releases {
     /// If the registry has a metric of that name.
     pub fn start(
         config: &Config,
-        model: &ModelHandle,
+        (model, hub): (&ModelHandle, &Arc<Hub>),
         archive: Option<ArchiveSender>,
         registry: &Registry,
         shutdown: &Shutdown,
@@ -242,14 +245,15 @@ impl Releases {
             drop(outcomes.with_label_values(&[outcome]));
         }
         let routes = routes(config, model, shutdown);
-        let (offers, batches, model) = (Mutex::default(), Mutex::default(), model.clone());
+        let (offers, batches) = (Mutex::default(), Mutex::default());
         Ok(Some(Self {
             routes,
             offers,
             batches,
             release_limit: RateLimit::new(MAX_PER_MINUTE),
             record_limit: RateLimit::new(MAX_REJECTIONS_PER_MINUTE),
-            model,
+            model: model.clone(),
+            hub: Arc::clone(hub),
             archive,
             outcomes,
         }))
@@ -391,6 +395,9 @@ impl Releases {
         let Some((scope, route)) = route else {
             return Outcome::Unsent("this database is not watched".to_owned());
         };
+        if self.is_problem_over(offer, choice).await {
+            return Outcome::Changed;
+        }
         // The release is announced first, because its message arrives before the reply.
         let begun = now();
         self.announce(scope, offer, choice.holders(offer), begun).await;
@@ -413,6 +420,20 @@ impl Releases {
             (Outcome::Released, Choice::Place(_)) => Outcome::Removed,
             (outcome, _) => outcome,
         }
+    }
+
+    /// Reads the lock again. Returns whether the problem for which it was offered is over, so that its hold may be healthy.
+    async fn is_problem_over(&self, offer: &Offer, choice: &Choice) -> bool {
+        // A queue entry that was dead is dead.
+        if offer.problem.is_none() || matches!(choice, Choice::Place(_)) {
+            return false;
+        }
+        // Without an answer, the latest reading counts.
+        drop(self.model.request_reading(&offer.id, READING_TIMEOUT).await);
+        let snapshot = self.hub.snapshot();
+        // The script knows best whether the lock is free.
+        let held = snapshot.get(&offer.id).filter(|lock| lock.is_held());
+        held.is_some_and(|lock| !offer.has_problem(lock))
     }
 
     /// Announces to the model the holders whose holds a request may end from that instant on, or that it has ended none.

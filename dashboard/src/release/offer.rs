@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::{Operator, Outcome, RateLimit, ReleaseError, VALID};
 use crate::access::shares::gives_way;
 use crate::clock::{SteadyMillis, WallMillis, millis};
-use crate::model::types::{LockId, LockView, QueueEntry, Reading};
+use crate::model::types::{LockId, LockView, ProblemKind, QueueEntry, Reading};
 use crate::text::{code, shown_name, visible};
 
 /// The tolerated excess of a lease over its expected remaining time, since clocks are read before and after.
@@ -38,6 +38,8 @@ const OUTCOMES_WITHIN: Duration = Duration::from_secs(4);
 pub struct Offer {
     pub id: LockId,
     pub view: Arc<LockView>,
+    /// The problem for which it is released, if it has one: the worst that nobody has acknowledged, or else the worst.
+    pub problem: Option<ProblemKind>,
     /// The hash, or `None` if the lock is free.
     pub hash: Option<LockHash>,
     /// The TTL, if any.
@@ -90,7 +92,15 @@ impl Offer {
         if hash.is_none() && dead.is_empty() {
             return None;
         }
-        Some(Self { id: view.id.clone(), view, hash, ttl, dead, asked, read_at })
+        let open = view.problems.iter().find(|problem| problem.acknowledged.is_none());
+        let problem = open.or(view.problems.first()).map(|problem| problem.problem);
+        Some(Self { id: view.id.clone(), view, problem, hash, ttl, dead, asked, read_at })
+    }
+
+    /// Returns whether the lock still has the problem for which it is released, if there was one.
+    #[must_use]
+    pub fn has_problem(&self, lock: &LockView) -> bool {
+        self.problem.is_none_or(|problem| lock.problems.iter().any(|it| it.problem == problem))
     }
 
     /// Returns whether that is the lock's name, literally or as pages show it.
@@ -470,6 +480,8 @@ mod tests {
         assert!(choices(&shared, Some(&first)).is_err());
         let free = offer(b"a", &[], false).unwrap();
         assert_eq!(choices(&free, None).map(|choices| choices.len()), Ok(2), "dead queue entries");
+        let healthy = Offer { problem: Some(ProblemKind::RenewalOverdue), ..held };
+        assert_eq!(choices(&healthy, Some(&first)), Err("it no longer has this problem".into()));
     }
 
     #[test]

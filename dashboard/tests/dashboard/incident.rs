@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::time::timeout;
 
-use crate::redis_server::{HOLDER, RedisServer, red_group, run, take, thread};
+use crate::redis_server::{HOLDER, RedisServer, queue, red_group, run, take, thread};
 use crate::serving::{Answer, Dashboard, PATIENCE, encoded, post_json, request};
 
 const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
@@ -160,6 +160,35 @@ async fn a_red_lock_is_one_incident_that_names_its_servers() {
     for server in &servers {
         assert_eq!(run::<i64>(&mut server.connect(), &["EXISTS", "jobs"]), 0);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_locks_whose_problem_is_over_are_not_released() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let url = server.url();
+    let flags = ["--redis-url", &url, "--monitor", "off", "--allow-release", "--insecure"];
+    let dashboard = Dashboard::with(&[&flags[..], &["--starving-after", "1s"]].concat()).await;
+    for name in ["job:1", "job:2"] {
+        take(&mut redis, name.as_bytes(), HOLDER, 600_000);
+        queue(&mut redis, name, &[(6, 300_000)]);
+    }
+    let both = |list: &Value| list["incidents"][0]["count"] == 2;
+    let starving = "/api/v1/incidents?filter=problem:starving";
+    let list = dashboard.json_when(starving, both).await;
+    let path = api_of(&list["incidents"][0]);
+    let offer = dashboard.json(&path).await;
+    assert_eq!(offer["locks"].as_array().unwrap().len(), 2, "{offer:#}");
+    let gone = ["redisson_lock_queue:{job:2}", "redisson_lock_timeout:{job:2}"];
+    run::<i64>(&mut redis, &["DEL", gone[0], gone[1]]);
+    let wish = json!({"seen": offer["seen"], "reason": "they hang", "count": 2});
+    let done = post_json(dashboard.address, &path, &[], &wish).await;
+    let outcome = |name: &str| {
+        let all = done.json()["outcomes"].as_array().unwrap().clone();
+        all.into_iter().find(|one| one["lock"]["name"] == name).unwrap()["outcome"].clone()
+    };
+    assert_eq!((outcome("job:1"), outcome("job:2")), (json!("released"), json!("changed")));
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "job:1", "job:2"]), 1);
 }
 
 /// Returns the API address for the release of an incident.

@@ -1,28 +1,10 @@
 //! Tests of every kind of lock: its companion keys, and keys that are no locks.
 
-use redis::Connection;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
+use crate::redis_server::{HOLDER, RedisServer, queue, release, run, take, thread};
 use crate::serving::{Dashboard, PATIENCE};
-
-/// Returns the server's time in epoch milliseconds.
-fn clock(redis: &mut Connection) -> u64 {
-    let (seconds, micros): (u64, u64) = run(redis, &["TIME"]);
-    seconds * 1_000 + micros / 1_000
-}
-
-/// Puts threads into a fair lock's queue, each with a deadline relative to now.
-fn queue(redis: &mut Connection, name: &str, places: &[(u32, i64)]) {
-    let now = clock(redis);
-    for (n, deadline) in places {
-        let at = now.saturating_add_signed(*deadline).to_string();
-        run::<i64>(redis, &["RPUSH", &format!("redisson_lock_queue:{{{name}}}"), &thread(*n)]);
-        let deadlines = format!("redisson_lock_timeout:{{{name}}}");
-        run::<i64>(redis, &["ZADD", &deadlines, &at, &thread(*n)]);
-    }
-}
 
 fn ids(list: &Value) -> Vec<&str> {
     list.as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap()).collect()

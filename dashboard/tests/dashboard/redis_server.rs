@@ -193,3 +193,20 @@ pub(crate) fn red_group(servers: &[RedisServer; 3]) -> NamedTempFile {
     std::fs::write(&file, rows).unwrap();
     file
 }
+
+/// Returns the server's time in epoch milliseconds.
+fn clock(redis: &mut Connection) -> u64 {
+    let (seconds, micros): (u64, u64) = run(redis, &["TIME"]);
+    seconds * 1_000 + micros / 1_000
+}
+
+/// Puts threads into a fair lock's queue, each with a deadline relative to now.
+pub(crate) fn queue(redis: &mut Connection, name: &str, places: &[(u32, i64)]) {
+    let now = clock(redis);
+    for (n, deadline) in places {
+        let at = now.saturating_add_signed(*deadline).to_string();
+        run::<i64>(redis, &["RPUSH", &format!("redisson_lock_queue:{{{name}}}"), &thread(*n)]);
+        let deadlines = format!("redisson_lock_timeout:{{{name}}}");
+        run::<i64>(redis, &["ZADD", &deadlines, &at, &thread(*n)]);
+    }
+}

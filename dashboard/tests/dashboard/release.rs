@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::time::{Instant, timeout};
 
-use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
+use crate::redis_server::{HOLDER, RedisServer, queue, run, take, thread};
 use crate::serving::{Answer, Dashboard, PATIENCE, encoded, post, post_json};
 
 const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
@@ -295,6 +295,28 @@ async fn one_reader_and_one_dead_place_go_alone() {
     dashboard
         .lock_when("fair", |lock| lock["events"].as_array().unwrap().iter().any(is_removal))
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_whose_problem_is_over_is_not_released() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &["--starving-after", "1s"]).await;
+    take(&mut redis, b"a", HOLDER, 600_000);
+    queue(&mut redis, "a", &[(6, 300_000)]);
+    dashboard.lock_when("a", |lock| lock["problems"][0]["problem"] == "starving").await;
+    let seen = look(&dashboard, "a").await;
+    // The waiter gives up. The hold is as it was offered.
+    run::<i64>(&mut redis, &["DEL", "redisson_lock_queue:{a}", "redisson_lock_timeout:{a}"]);
+    let answer = release(&dashboard, "a", &seen, "lock").await;
+    assert_eq!(outcome(&answer), (409, "changed".to_owned()));
+    assert!(answer.body.contains("its problem is over"), "{answer:?}");
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "a"]), 1);
+    // Whoever sees it without a problem can release it.
+    dashboard.lock_when("a", |lock| lock["problems"] == json!([])).await;
+    let seen = look(&dashboard, "a").await;
+    let answer = release(&dashboard, "a", &seen, "lock").await;
+    assert_eq!(outcome(&answer), (200, "released".to_owned()));
 }
 
 /// Returns the offer of the lock `a`, whose server hangs from then on.

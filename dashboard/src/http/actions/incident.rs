@@ -21,7 +21,7 @@ use crate::model::types::ProblemKind;
 use crate::query::Published;
 use crate::query::incidents::IncidentRow;
 use crate::release::batch::{Batch, BatchRequest, MAX_LOCKS, choices};
-use crate::release::{Operator, ReleaseError, Releases, Running};
+use crate::release::{Offer, Operator, ReleaseError, Releases, Running};
 use crate::views::{self, IncidentPage, IncidentStep};
 
 /// The number of locks that are read at once.
@@ -180,6 +180,7 @@ pub(super) async fn offer(
         }
         let holder = lock.holders.first().map(|holder| &*holder.id);
         let offer = read_offer(app, &id).await.map_err(|error| error.detail);
+        let offer = offer.map(|offer| Offer { problem: Some(incident.problem), ..offer });
         match offer.and_then(|offer| Ok((choices(&offer, holder)?, offer))) {
             Ok((choices, _)) if choices.is_empty() => Err((id, NOTHING_TO_RELEASE.to_owned())),
             Ok((choices, offer)) => Ok((offer.into(), choices)),

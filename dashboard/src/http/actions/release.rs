@@ -265,7 +265,8 @@ fn outcomes() -> utoipa::openapi::Object {
         (status = 404, description = "There is no such deployment or database."),
         (
             status = 409,
-            description = "It has changed, it is no longer a lock, or the offer is no longer valid. Nothing was done.",
+            description = "It has changed, its problem is over, it is no longer a lock, or the offer is no longer valid. \
+                Nothing was done.",
         ),
         (status = 413, description = "The body is too large."),
         (status = 415, description = "The body is not JSON."),
