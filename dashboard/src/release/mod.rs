@@ -63,7 +63,9 @@ pub enum Outcome {
     Removed,
     /// The offered state had already ended.
     Free,
-    /// The state had changed, so nothing was done.
+    /// The offered queue entry had already left the queue.
+    NotQueued,
+    /// The state had changed, or its problem was over, so nothing was done.
     Changed,
     /// The key is not a lock, so nothing was done.
     NoLock,
@@ -88,7 +90,7 @@ impl Outcome {
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Released | Self::Removed => "released",
-            Self::Free => "free",
+            Self::Free | Self::NotQueued => "free",
             Self::Changed => "changed",
             Self::NoLock => "no_lock",
             Self::Refused(_) => "refused",
@@ -113,7 +115,8 @@ impl Outcome {
                 .to_owned(),
             Self::Removed => "Removed from the queue. If the lock is free, the next living waiter was notified."
                 .to_owned(),
-            Self::Free => "The lock was already free. Nothing was done.".to_owned(),
+            Self::Free => "The lock was already free: no hold was ended.".to_owned(),
+            Self::NotQueued => "This entry is no longer in the queue. Nothing was done.".to_owned(),
             Self::Changed => "The lock has changed since it was shown: holder, count, mode, time to live or \
                 deadline differ, or its problem is over. Nothing was done. Look at the lock as it is now, then decide again."
                 .to_owned(),
@@ -418,6 +421,7 @@ impl Releases {
         }
         match (outcome, choice) {
             (Outcome::Released, Choice::Place(_)) => Outcome::Removed,
+            (Outcome::Free, Choice::Place(_)) => Outcome::NotQueued,
             (outcome, _) => outcome,
         }
     }

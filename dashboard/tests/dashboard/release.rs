@@ -284,10 +284,14 @@ async fn one_reader_and_one_dead_place_go_alone() {
     assert_eq!(seen["targets"], json!(["lock", dead]), "the one that lives is not offered");
     let living = release(&dashboard, "fair", &seen, &format!("place:{}", thread(6))).await;
     assert_eq!(living.status, 422);
+    let later = look(&dashboard, "fair").await;
     let removed = release(&dashboard, "fair", &seen, &dead).await;
     assert_eq!(outcome(&removed), (200, "released".to_owned()));
     assert!(removed.body.contains("Removed from the queue."), "no holder lost it: {removed:?}");
     assert_eq!(run::<i64>(&mut redis, &["LLEN", "redisson_lock_queue:{fair}"]), 1);
+    let gone = release(&dashboard, "fair", &later, &dead).await;
+    assert_eq!(outcome(&gone), (200, "free".to_owned()));
+    assert!(gone.body.contains("This entry is no longer in the queue."), "it is held: {gone:?}");
     let is_removal = |event: &Value| {
         let text = event["text"].as_str().unwrap();
         event["event"] == "place_removed" && text.contains("removed the queue entry of")

@@ -166,7 +166,7 @@ pub async fn from_page(
 
 fn outcome_status(outcome: &Outcome) -> StatusCode {
     match outcome {
-        Outcome::Released | Outcome::Removed | Outcome::Free => StatusCode::OK,
+        Outcome::Released | Outcome::Removed | Outcome::Free | Outcome::NotQueued => StatusCode::OK,
         Outcome::Changed | Outcome::NoLock => StatusCode::CONFLICT,
         Outcome::Refused(_) => StatusCode::BAD_GATEWAY,
         Outcome::Unsent(_) => StatusCode::SERVICE_UNAVAILABLE,

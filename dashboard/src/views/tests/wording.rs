@@ -359,6 +359,7 @@ fn only_a_release_that_did_not_happen_is_marked() {
         (Outcome::Released, ""),
         (Outcome::Removed, ""),
         (Outcome::Free, " warn"),
+        (Outcome::NotQueued, " warn"),
         (Outcome::Changed, " warn"),
         (Outcome::Limited, " warn"),
     ] {
