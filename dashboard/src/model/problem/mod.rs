@@ -89,6 +89,8 @@ pub struct Case<'a> {
     /// True if the lease was set again sooner or later than a watchdog does, for example by a release and another
     /// acquisition.
     pub off_pace: bool,
+    /// True if the reading before found it stuck.
+    pub was_stuck: bool,
     /// Its late renewals.
     pub overdue: Option<&'a Overdue>,
     /// The last change of holders or counts, or the last release.
@@ -127,10 +129,13 @@ pub struct Case<'a> {
 impl Case<'_> {
     /// Returns whether it may have been released without a message and acquired again.
     fn may_be_another_hold(&self) -> bool {
+        self.may_release_silently || self.is_set_like_another_hold()
+    }
+
+    /// Returns whether its lease was set as if by another acquisition.
+    fn is_set_like_another_hold(&self) -> bool {
         // An agent sometimes renews early, and never reuses a holder's id.
-        let off_pace =
-            self.off_pace && !self.holders.iter().all(|(holder, _)| holder.looks_like_agent());
-        self.may_release_silently || off_pace
+        self.off_pace && !self.holders.iter().all(|(holder, _)| holder.looks_like_agent())
     }
 
     fn identity(&self, id: &HolderId) -> Option<&HolderIdentity> {
@@ -211,7 +216,11 @@ pub fn stuck_limit(rule: &Rule, typical: Option<Duration>) -> Option<(Duration, 
 
 fn stuck(case: &Case<'_>) -> Option<Verdict> {
     let (limit, _) = stuck_limit(&case.rule, case.typical)?;
-    case.renewed?;
+    // A renewal at an unusual time, or a clock that was set, is no sign of a release.
+    let goes_on = case.was_stuck && case.ttl.is_some() && !case.is_set_like_another_hold();
+    if case.renewed.is_none() && !goes_on {
+        return None;
+    }
     if case.now.received.since(case.unchanged_since) <= limit {
         return None;
     }

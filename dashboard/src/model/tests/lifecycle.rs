@@ -228,6 +228,39 @@ fn a_stuck_lock_is_renewed_for_long_without_any_change() {
 }
 
 #[test]
+fn a_stuck_lock_stays_stuck_when_it_is_renewed_early_or_a_clock_is_set() {
+    // An agent's numbers identify a hold for good; a thread of Redisson may have acquired the lock again.
+    let granted = HolderId::new(ClientId::from_random([1; 16]), 1_700_000_000 << 30);
+    for (by, set_to, goes_on) in [
+        (holder(1), &[30_000][..], true),
+        (holder(1), &[30_000, 30_000, 30_000], false),
+        (granted, &[30_000, 30_000, 30_000], true),
+        (holder(1), &[24_000], true),
+    ] {
+        let mut model = model();
+        let mut read_left = |ms, left| {
+            let holders = vec![Holder { id: by, count: 1 }];
+            let hash = LockHash { holders, ..LockHash::default() };
+            let (ttl, companions) = (Some(Duration::from_millis(left)), Companions::default());
+            read(&mut model, "a", ms, Reading::Lock { hash, ttl, companions });
+            shown(&mut model, "a").unwrap()
+        };
+        for ms in (0..=310_000).step_by(5_000) {
+            read_left(ms, 30_000 - ms % 10_000);
+        }
+        let mut view = None;
+        for (i, left) in (1..).zip(set_to) {
+            read_left(310_000 + i * 3_000, 27_000);
+            view = Some(read_left(310_010 + i * 3_000, *left));
+        }
+        let view = view.unwrap();
+        let is_stuck = view.problems.iter().any(|it| it.problem == ProblemKind::Stuck);
+        assert_eq!(is_stuck, goes_on, "{by} {set_to:?}");
+        assert_eq!(words(&view).contains(&"cleared"), !goes_on, "{by} {set_to:?}");
+    }
+}
+
+#[test]
 fn a_busy_lock_of_one_thread_is_not_a_problem_even_without_release_messages() {
     let mut model = model();
     for ms in (0..900_000).step_by(5_000) {
