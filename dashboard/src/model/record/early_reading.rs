@@ -73,7 +73,6 @@ impl Record {
         self.confirmed
             && self.is_newer(stamp)
             && !context.has_restarted_since(self.stamp)
-            && context.listening_since.is_some()
             && !has_missed(self.stamp, context)
             && !self.has_reported_release()
             && !self.has_expired(self.stamp, stamp)

@@ -591,8 +591,7 @@ pub(super) fn has_missed(last: Option<Stamp>, context: ScopeContext) -> bool {
     let Some(last) = last else { return true };
     [context.readable_since, context.listening_since]
         .into_iter()
-        .flatten()
-        .any(|since| since > last.sent)
+        .any(|since| since.is_none_or(|since| since > last.sent))
 }
 
 /// Returns whether a reader's marker from the last reading had expired by this one.

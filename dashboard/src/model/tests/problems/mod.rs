@@ -620,6 +620,22 @@ fn an_end_while_the_server_could_not_be_read_is_not_taken_for_a_lease_that_ran_o
 }
 
 #[test]
+fn an_end_while_no_messages_are_received_is_not_taken_for_a_lease_that_ran_out() {
+    for after in [absent(), held(2, 1, Some(30_000))] {
+        let mut model = model();
+        read(&mut model, "a", 100, held(3, 1, Some(5_000)));
+        release(&mut model, "a", 200);
+        read(&mut model, "a", 210, absent());
+        read(&mut model, "a", 1_000, held(1, 1, Some(5_000)));
+        model.observe(MAIN, Observation::PubSubActive { on: false, at: at(1_500) });
+        read(&mut model, "a", 9_000, after);
+        let view = shown(&mut model, "a").unwrap();
+        let ended = view.history.past[0].ended.map(PastEnding::as_str);
+        assert_eq!(ended, Some("vanished"), "{:?}", view.history.past);
+    }
+}
+
+#[test]
 fn stuck_locks_are_found_among_more_than_can_be_read_in_time() {
     const LOCKS: u64 = 1_500;
     // One lock in ten is acquired again as soon as it has been released.
