@@ -195,7 +195,8 @@ impl IncidentRow {
     }
 
     /// Creates the incident of one problem of one lock.
-    fn new(lock: &Arc<LockView>, problem: &ProblemView) -> Self {
+    #[must_use]
+    pub fn new(lock: &Arc<LockView>, problem: &ProblemView) -> Self {
         Self {
             places: BTreeSet::from([(Arc::clone(&lock.id.deployment), key(lock, problem))]),
             problem: problem.problem,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 
+use super::acknowledgements::Acknowledgements;
 use super::format::{Ago, Clock, Validity};
 use super::lock_link::LockLink;
 use super::page::{self, Frame};
@@ -55,6 +56,7 @@ struct IncidentTemplate<'a> {
     badge: Badge,
     extent: String,
     holders: Option<HoldersCell<'a>>,
+    acknowledgements: Acknowledgements<'a>,
     advice: Prose<'a>,
     evidence: Option<(Clock, Prose<'a>)>,
     /// The circle of waits of a deadlock.
@@ -86,6 +88,7 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
         badge: Badge::of_incident(incident, now),
         extent: incidents::extent(incident),
         holders: HoldersCell::of_incident(incident),
+        acknowledgements: Acknowledgements::of_incident(incident, now),
         advice: Prose::naming(&problem.advice, &chrome.names),
         evidence: problem
             .evidence

@@ -8,6 +8,7 @@
 //! Pages contain ages, so they must be served with `Cache-Control: no-store`. The files in [`assets`] are served under
 //! their own paths. The address of a file changes with its content, so it may be cached forever.
 
+mod acknowledgements;
 pub mod assets;
 mod contention;
 mod facets;

@@ -4,12 +4,14 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 use redisson::shape::LockHash;
 
+use super::acknowledgements::Acknowledgements;
 use super::format::{Ago, Clock, Validity};
 use super::page::{self, Frame};
 use super::prose::Prose;
 use super::row::{Badge, Ttl, client_words};
 use super::{ReleasePage, ReleaseStep, links};
 use crate::model::types::LockView;
+use crate::query::incidents::IncidentRow;
 use crate::release::{Choice, MAX_REASON, Offer, VALID};
 use crate::text::{counted, shown_name, visible};
 
@@ -66,6 +68,9 @@ struct ReleaseTemplate<'a> {
     renewed: Option<Ago>,
     read: Ago,
     problem: Option<Badge>,
+    acknowledgements: Acknowledgements<'a>,
+    /// The form that releases a red lock on all of its servers.
+    together: Option<String>,
     held: Option<Ago>,
     /// The fields of other programs that are deleted too.
     unexpected_fields: Option<String>,
@@ -89,6 +94,9 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
         .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
     let read_at = asked.map_or(now, |(offer, _)| offer.read_at);
     let held = asked.filter(|(offer, _)| offer.hash.is_some());
+    let problem = asked.and_then(|(offer, _)| {
+        offer.view.problems.iter().find(|problem| Some(problem.problem) == offer.problem)
+    });
     ReleaseTemplate {
         frame: Frame::new(page::title(&page.chrome, "Release by force"), "", &page.chrome).still(),
         page,
@@ -101,9 +109,13 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
         ends: ttl_millis.map(|ttl| Clock::new(read_at.plus(ttl), now)),
         renewed: asked.and_then(|(offer, _)| offer.renewed_at()).map(|at| Ago::new(at, now)),
         read: Ago::new(read_at, now),
-        problem: asked
-            .and_then(|(offer, _)| offer.view.problems.first())
-            .map(|problem| Badge::new(problem, now)),
+        problem: problem.map(|problem| Badge::new(problem, now)),
+        acknowledgements: Acknowledgements::of_lock(asked.map(|(offer, _)| &*offer.view), now),
+        together: asked
+            .zip(problem)
+            .map(|((offer, _), problem)| IncidentRow::new(&offer.view, problem))
+            .filter(IncidentRow::may_be_released)
+            .map(|incident| links::release_incident(&incident)),
         held: asked
             .and_then(|(offer, _)| offer.view.held_since())
             .map(|since| Ago::since(since, now)),

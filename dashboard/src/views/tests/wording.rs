@@ -1,5 +1,8 @@
 //! Tests of the words and colours of single facts on pages.
 
+use redisson::Moment;
+use redisson::shape::LockHash;
+
 use super::fixtures::{
     ago, chrome, contended_lock, deadlocked, happened, held, history, holder, incident, leaked,
     list, lock, lock_at, overview, owner, stuck,
@@ -7,14 +10,14 @@ use super::fixtures::{
 use crate::archive::{Gap, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Certainty, ClientView, Counts, LockEvent, LockView, PastOfLock, ProblemKind, RedView, Source,
-    State,
+    Acknowledgement, Certainty, ClientView, Companions, Counts, LockEvent, LockView, PastOfLock,
+    ProblemKind, Reading, RedView, Source, State,
 };
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
-use crate::release::Outcome;
+use crate::release::{Offer, Outcome};
 use crate::sources::refusal::Refusal;
 use crate::sources::view::Progress;
 use crate::text;
@@ -370,6 +373,47 @@ fn only_a_release_that_did_not_happen_is_marked() {
         let note = format!("id=\"outcome\" class=\"note{mark}\" role=\"status\">");
         assert!(html.contains(&note), "{words}: {html}");
     }
+}
+
+#[test]
+fn the_form_of_a_release_shows_the_certainty_the_acknowledgement_and_the_servers_of_a_red_lock() {
+    let word = Acknowledgement {
+        by: "anna".into(),
+        reason: "long <import>".into(),
+        at: ago(9_000),
+        until: ago(0).plus(3_600_000),
+    };
+    let mut red = leaked();
+    red.problems[0].certainty = Certainty::Suspected;
+    red.problems[0].acknowledged = Some(word.into());
+    let on = vec!["main".into(), "other".into()];
+    red.red = Some(RedView { group: "red".into(), held: on, unread: Vec::new(), of: 3 }.into());
+    let form = |lock: &LockView| {
+        let (hash, companions) = (LockHash::default(), Companions::default());
+        let reading = Reading::Lock { hash, ttl: None, companions };
+        let at = (Moment::from_micros(0), ago(0));
+        let offer = Offer::new(lock.clone().into(), reading, at).unwrap().into();
+        let (seen, reason) = ("x".to_owned(), String::new());
+        let step = ReleaseStep::Ask { offer, seen, mistake: None, target: None, reason };
+        let chrome = chrome("/release?name=a");
+        release_page(&ReleasePage { chrome, id: lock.id.clone(), step }).unwrap()
+    };
+    let html = form(&red);
+    let words = "leaked: acknowledged</strong> by anna until <span class=\"clock\">";
+    for part in [words, ": long &#60;import&#62;", "suspected</span>", "releases it on main only."]
+    {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    assert!(html.contains("holds it on main, other (2 of 3)"), "{html}");
+    assert!(html.contains("<a href=\"/incident/release?"), "{html}");
+    let plain = form(&leaked());
+    assert!(plain.contains("certain</span>"), "{plain}");
+    assert!(!plain.contains("acknowledged") && !plain.contains("red lock"), "{plain}");
+    // One of two locks of an incident is acknowledged.
+    let mut second = leaked();
+    second.id = held(b"second", 1, 0).id;
+    let html = incident_page(&incident(vec![red, second])).unwrap();
+    assert!(html.contains("acknowledged</strong> for 1 of 2 locks by anna"), "{html}");
 }
 
 #[test]
