@@ -248,7 +248,10 @@ impl Model {
             waits.extend(entry.record.waits(lock).take(MAX_WAITS.saturating_sub(waits.len())));
         }
         let mut part_of: HashMap<(usize, LockName), Arc<Cycle>> = HashMap::new();
-        for cycle in deadlock::cycles(&waits) {
+        // A wait of several cycles is found in one of them, which should be a certain one.
+        let certain = waits.iter().filter(|wait| wait.is_certain());
+        let certain = deadlock::cycles(certain);
+        for cycle in certain.into_iter().chain(deadlock::cycles(&waits)) {
             if !cycle.is_confirmed(now) {
                 // The waits may not have overlapped in time; the next readings decide.
                 for wait in &cycle.waits {
@@ -263,7 +266,7 @@ impl Model {
             });
             let cycle = Arc::new(Cycle { views: views.collect(), ..cycle });
             for wait in &cycle.waits {
-                part_of.insert(wait.lock.clone(), Arc::clone(&cycle));
+                part_of.entry(wait.lock.clone()).or_insert_with(|| Arc::clone(&cycle));
             }
         }
         for lock in locks {

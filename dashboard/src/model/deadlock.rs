@@ -55,6 +55,12 @@ pub struct Wait {
 }
 
 impl Wait {
+    /// Returns whether it is known whose wait it is, and it has no time limit that is known.
+    #[must_use]
+    pub fn is_certain(&self) -> bool {
+        !self.limited && !self.claimed
+    }
+
     /// Returns whether both are the same wait, regardless of the observation times.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
@@ -86,16 +92,16 @@ impl Cycle {
         self.waits.iter().all(|wait| Some(wait.confirmed) > newest_hold && lasts(wait))
     }
 
+    /// Returns whether it is known to last until somebody ends it.
+    #[must_use]
+    pub fn is_certain(&self) -> bool {
+        self.waits.iter().all(Wait::is_certain) && !self.unread
+    }
+
     /// Returns whether one of the waits is limited in time.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.waits.iter().any(|wait| wait.limited)
-    }
-
-    /// Returns whether the cycle follows from entries that are only claimed.
-    #[must_use]
-    pub fn is_claimed(&self) -> bool {
-        self.waits.iter().any(|wait| wait.claimed)
     }
 
     /// Returns whether both are the same cycle, regardless of the observation times.
@@ -109,7 +115,8 @@ impl Cycle {
 
 /// Returns the cycles among these waits. A wait that is part of several appears in one of them.
 #[must_use]
-pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
+pub fn cycles<'w>(waits: impl IntoIterator<Item = &'w Wait>) -> Vec<Cycle> {
+    let waits: Vec<&Wait> = waits.into_iter().collect();
     let mut by_owner: HashMap<&Owner, Vec<usize>> = HashMap::new();
     for (i, wait) in waits.iter().enumerate() {
         by_owner.entry(&wait.waiting).or_default().push(i);
@@ -141,7 +148,7 @@ pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
                     let taken = path[from..].iter().filter_map(|(owner, tried)| {
                         by_owner.get(owner).and_then(|waits| waits.get(tried - 1)).copied()
                     });
-                    found.push(cycle(taken.map(|i| waits[i].clone()).collect()));
+                    found.push(cycle(taken.map(|i| Wait::clone(waits[i])).collect()));
                 }
                 None if by_owner.contains_key(holder) => {
                     done.insert(holder, false);

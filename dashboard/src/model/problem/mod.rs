@@ -285,10 +285,9 @@ fn deadlock(case: &Case<'_>) -> Option<Verdict> {
     let cycle = case.cycle?;
     // The cycle closed with its youngest wait or hold, but only the first observation of the whole cycle is known.
     let since = case.now.steady();
-    Some(if cycle.is_limited() || cycle.is_claimed() || cycle.unread {
-        Verdict::suspected(ProblemKind::Deadlock, since)
-    } else {
-        Verdict::certain(ProblemKind::Deadlock, since)
+    Some(match cycle.is_certain() {
+        true => Verdict::certain(ProblemKind::Deadlock, since),
+        false => Verdict::suspected(ProblemKind::Deadlock, since),
     })
 }
 

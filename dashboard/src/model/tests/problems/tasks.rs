@@ -91,6 +91,59 @@ fn deadlocked_workers_are_identified_by_their_agents() {
 }
 
 #[test]
+fn a_certain_deadlock_is_found_next_to_one_that_may_end_by_itself() {
+    // The writer holds `x` and wants to write `r`, which two readers hold that wait for `x`, one of them for a limited time.
+    let (writes, wants) = (id(1, 10), id(1, 11));
+    for (limited, endless) in [((20, 21), (30, 31)), ((30, 31), (20, 21))] {
+        let task = |number: i64| HolderIdentity {
+            session: Some(format!("s-{}", number / 10)),
+            owner: Some(0),
+            until: (number == limited.1).then_some(SteadyMillis(60_000)),
+            ..HolderIdentity::default()
+        };
+        let reading = |holders: &[i64], mode: Option<&str>| {
+            let holders = holders.iter().map(|n| Holder { id: id(1, *n), count: 1 }).collect();
+            let mode = mode.map(Into::into);
+            let hash = LockHash { holders, mode, ..LockHash::default() };
+            let companions = Companions::default();
+            Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), companions }
+        };
+        let mut model = model();
+        for ms in [1_000, 2_000, 3_000] {
+            read(&mut model, "x", ms, reading(&[10], None));
+            read(&mut model, "r", ms, reading(&[20, 30], Some("read")));
+            let entry = |lock: &str, number| (name(lock), id(1, number), Some(task(number)));
+            let holders = vec![
+                entry("x", 10),
+                entry("r", 11),
+                entry("r", limited.0),
+                entry("x", limited.1),
+                entry("r", endless.0),
+                entry("x", endless.1),
+            ];
+            let waits = |lock: &str, of: &[HolderId]| AwaitedLock {
+                lock: name(lock),
+                count: of.len() as u64,
+                first: of.iter().map(|id| (*id, SteadyMillis(900))).collect(),
+            };
+            let (agent, at) = (writes.client, time(ms + 100));
+            let locks = vec![waits("r", &[wants]), waits("x", &[id(1, 21), id(1, 31)])];
+            model.observe(MAIN, Observation::AgentWaiters(AgentWaiters { agent, locks, at }));
+            let agents = vec![(agent, Presence::Present)];
+            model.observe(MAIN, Observation::AgentReport(AgentReport { agents, holders, at }));
+            model.tick(at.moment() + Duration::from_millis(400));
+        }
+        for lock in ["x", "r"] {
+            let found = problems(&shown(&mut model, lock).unwrap());
+            assert!(
+                found.contains(&(ProblemKind::Deadlock, CERTAIN)),
+                "{lock} {limited:?} {found:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_writer_that_has_got_its_lock_waits_no_longer() {
     let (waiter, other) = (id(1, 10), id(2, 20));
     let writes = HolderId { write: true, ..waiter };
