@@ -291,7 +291,7 @@ impl Scope {
                 step.as_secs()
             ),
             false => format!(
-                "the clock of {server} was set ahead by {} s: leases that were running expired that much sooner, perhaps while their holders were working",
+                "the clock of {server} is {} s further ahead of this host's: it was set, or this host was paused. If it was set, leases that were running expired that much sooner, perhaps while their holders were working",
                 step.as_secs()
             ),
         })

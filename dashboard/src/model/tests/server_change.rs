@@ -268,7 +268,7 @@ fn a_server_whose_clock_is_set_gets_a_notice() {
     assert!(texts[0].starts_with("the clock of h:1 was set back by 3600 s: "), "{texts:?}");
     assert_eq!(notices(&mut model, 3_400_000).len(), 1);
     let texts = notices(&mut model, 3_460_000);
-    assert!(texts[0].starts_with("the clock of h:1 was set ahead by 60 s: "), "{texts:?}");
+    assert!(texts[0].starts_with("the clock of h:1 is 60 s further ahead of this host's: it was set, or this host was paused."), "{texts:?}");
     // Another server has another clock.
     up(&mut model, 5_000, "h:2", false);
     let before = model.notices.len();
