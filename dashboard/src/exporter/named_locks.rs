@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::once::Problem;
+use super::once::{Problem, is_acknowledged};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, LockId, ProblemKind};
 
@@ -47,8 +47,8 @@ impl NamedLocks {
         self.rows.retain(|_, row| now.millis_since(row.seen) < NAMED_FOR_MS);
         let mut candidates = problems;
         candidates.retain(|(_, problem)| now.millis_since(problem.since) >= NAMED_AFTER_MS);
-        candidates.sort_unstable_by_key(|(_, problem)| {
-            (problem.acknowledged.is_some(), problem.problem, problem.since)
+        candidates.sort_unstable_by_key(|&(lock, problem)| {
+            (is_acknowledged((lock, problem)), problem.problem, problem.since)
         });
         for (lock, problem) in candidates {
             let key = (lock.id.clone(), problem.problem);
@@ -59,7 +59,7 @@ impl NamedLocks {
                 group: Arc::clone(&lock.group),
                 name: cut(&lock.id),
                 since: problem.since,
-                acknowledged: problem.acknowledged.is_some(),
+                acknowledged: is_acknowledged((lock, problem)),
                 seen: now,
             };
             if let Some(known) = self.rows.get_mut(&key) {

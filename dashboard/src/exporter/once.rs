@@ -32,16 +32,42 @@ pub(super) fn problems<'s>(locks: impl Iterator<Item = &'s Arc<LockView>>) -> Ve
     all
 }
 
+/// Returns whether nobody needs to be told of a problem: it is acknowledged, or so is a problem of the same lock that
+/// makes its waiters starve.
+pub(super) fn is_acknowledged((lock, problem): Problem<'_>) -> bool {
+    use ProblemKind::{Deadlock, Leaked, Starving, Stuck};
+    let is_cause = |it: &ProblemView| matches!(it.problem, Deadlock | Leaked | Stuck);
+    let mut causes = lock.problems.iter().filter(|it| problem.problem == Starving && is_cause(it));
+    problem.acknowledged.is_some() || causes.any(|cause| cause.acknowledged.is_some())
+}
+
 /// Returns the order in which servers are chosen: one whose problem is open, certain and old represents the others.
 fn rank<'s>((lock, problem): Problem<'s>) -> (bool, Certainty, SteadyMillis, &'s str) {
-    (problem.acknowledged.is_some(), problem.certainty, problem.since, &lock.id.deployment)
+    (is_acknowledged((lock, problem)), problem.certainty, problem.since, &lock.id.deployment)
 }
 
 #[cfg(test)]
 mod tests {
+    use thin_vec::thin_vec;
+
     use super::*;
     use crate::model::types::{LockId, RedView};
     use crate::query::fixtures::{acknowledged, leaked, lock};
+
+    #[test]
+    fn waiters_that_starve_behind_an_acknowledged_problem_are_acknowledged_too() {
+        let starving = || ProblemView { problem: ProblemKind::Starving, ..leaked() };
+        let counted = |of| {
+            let locks = [Arc::new(LockView { problems: of, ..lock("l") })];
+            problems(locks.iter()).into_iter().map(is_acknowledged).collect::<Vec<_>>()
+        };
+        assert_eq!(counted(thin_vec![leaked(), starving()]), [false, false]);
+        assert_eq!(counted(thin_vec![acknowledged(), starving()]), [true, true]);
+        let late = ProblemView { problem: ProblemKind::RenewalOverdue, ..acknowledged() };
+        assert_eq!(counted(thin_vec![late, starving()]), [true, false], "not the cause");
+        let starves = ProblemView { problem: ProblemKind::Starving, ..acknowledged() };
+        assert_eq!(counted(thin_vec![leaked(), starves]), [false, true]);
+    }
 
     #[test]
     fn a_problem_of_a_red_lock_counts_on_one_of_its_servers() {
@@ -53,7 +79,7 @@ mod tests {
             });
             let id = LockId { deployment: deployment.into(), ..view.id.clone() };
             let problem = ProblemView { since: SteadyMillis(since), ..problem };
-            Arc::new(LockView { id, red, problems: thin_vec::thin_vec![problem], ..view })
+            Arc::new(LockView { id, red, problems: thin_vec![problem], ..view })
         };
         let suspected = ProblemView { certainty: Certainty::Suspected, ..leaked() };
         let locks = [

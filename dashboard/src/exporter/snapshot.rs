@@ -238,9 +238,9 @@ impl SnapshotCollector {
     }
 
     fn fill_problems(&self, problems: &[Problem<'_>]) {
-        for (lock, problem) in problems {
+        for &(lock, problem) in problems {
             let (kind, certainty) = (problem.problem.as_str(), problem.certainty.as_str());
-            let acknowledged = as_label(problem.acknowledged.is_some());
+            let acknowledged = as_label(once::is_acknowledged((lock, problem)));
             let labels = [&*lock.id.deployment, kind, certainty, &*lock.group, acknowledged];
             self.problems.with_label_values(&labels).inc();
         }
