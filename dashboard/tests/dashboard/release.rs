@@ -368,6 +368,7 @@ async fn nothing_is_done_to_another_key_or_without_a_server() {
     assert_eq!(outcome(&answer), (409, "no_lock".to_owned()), "{answer:?}");
     assert_eq!(run::<String>(&mut redis, &["GET", "replaced"]), "x");
     server.kill();
+    dashboard.lock_when("kept", |lock| lock["state"] == "unknown").await;
     let answer = release(&dashboard, "kept", &kept, "lock").await;
     assert_eq!(outcome(&answer), (503, "unsent".to_owned()), "{answer:?}");
     assert!(answer.json()["detail"].as_str().unwrap().contains("Nothing was done"), "{answer:?}");
