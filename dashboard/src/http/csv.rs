@@ -129,6 +129,7 @@ impl Record for Arc<LockView> {
         "waiting",
         "waiters_exact",
         "problems",
+        "acknowledged",
     ];
 
     fn cells(&self) -> Vec<String> {
@@ -138,6 +139,8 @@ impl Record for Arc<LockView> {
         let problems = self.problems.iter();
         let problems = problems.map(|p| format!("{} {}", p.problem.as_str(), p.certainty.as_str()));
         let problems: Vec<String> = problems.collect();
+        let acknowledged = self.problems.iter().filter(|p| p.acknowledged.is_some());
+        let acknowledged: Vec<&str> = acknowledged.map(|p| p.problem.as_str()).collect();
         let (observed_at, ttl) = self.last_reading();
         let mut cells = place(&self.id);
         cells.extend([
@@ -155,6 +158,7 @@ impl Record for Arc<LockView> {
             self.waiting.to_string(),
             self.waiters_exact.to_string(),
             problems.join("; "),
+            acknowledged.join("; "),
         ]);
         cells
     }
@@ -262,8 +266,17 @@ impl Record for IncidentRow {
 }
 
 impl Record for ProblemRow {
-    const COLUMNS: &'static [&'static str] =
-        &["deployment", "db", "name", "problem", "certainty", "since", "evidence", "advice"];
+    const COLUMNS: &'static [&'static str] = &[
+        "deployment",
+        "db",
+        "name",
+        "problem",
+        "certainty",
+        "since",
+        "evidence",
+        "advice",
+        "acknowledged",
+    ];
 
     fn cells(&self) -> Vec<String> {
         let problem = self.problem();
@@ -277,6 +290,7 @@ impl Record for ProblemRow {
             instant(problem.since),
             evidence.join("; "),
             problem.advice.clone(),
+            problem.acknowledged.is_some().to_string(),
         ]);
         cells
     }
@@ -377,7 +391,7 @@ mod tests {
     use crate::model::types::{
         ClientView, Ending, Evidence, PastHoldView, ProblemView, WaiterView,
     };
-    use crate::query::fixtures::{leaked, lock, published};
+    use crate::query::fixtures::{acknowledged, lock, published};
     use crate::query::{Filter, Listed, LockRow};
 
     #[test]
@@ -415,8 +429,8 @@ mod tests {
             holders=\"285475da-9152-4c83-822a-67ee2f116a79:52 x2 lock\" \
             held_since=1970-01-01T00:16:40.000Z held_since_exact=true ttl_ms=30000 \
             observed_at=1970-01-01T00:17:40.000Z lease_ms=90000 renewed=true waiting=3 \
-            waiters_exact=true problems=\"leaked certain\"",
-        "deployment=main id=285475da-9152-4c83-822a-67ee2f116a79 holds=1 with_problems=1 \
+            waiters_exact=true problems=\"leaked certain\" acknowledged=leaked",
+        "deployment=main id=285475da-9152-4c83-822a-67ee2f116a79 holds=1 with_problems=0 \
             waits=0 oldest=1970-01-01T00:16:40.000Z oldest_exact=true host=web-7 pid=41 \
             process=java address=10.0.0.7 alive=false verified=true by=instance processes=0 \
             gone=0",
@@ -424,10 +438,10 @@ mod tests {
             held_since=1970-01-01T00:16:40.000Z held_since_exact=true blocks=3 locks=1",
         "deployment=main problem=leaked certainty=certain since=1970-01-01T00:00:00.000Z \
             locks=1 first_lock=\"'=cmd\" owner=285475da-9152-4c83-822a-67ee2f116a79 waiting=3 \
-            acknowledged=false advice=look deployments=main",
+            acknowledged=true advice=look deployments=main",
         "deployment=main db=0 name=\"'=cmd\" problem=leaked certainty=certain \
             since=1970-01-01T00:00:00.000Z evidence=\"1970-01-01T00:17:30.000Z poll: seen\" \
-            advice=look",
+            advice=look acknowledged=true",
         "deployment=main db=0 name=\"'=cmd\" waiting=3 waiters_exact=true \
             longest_wait_since=1970-01-01T00:17:10.000Z longest_wait_since_exact=false \
             held_since=1970-01-01T00:16:40.000Z held_since_exact=true acquisitions=5 waits=0 \
@@ -475,7 +489,7 @@ mod tests {
         let evidence =
             Evidence { at: SteadyMillis(1_050_000), source: "poll", text: "seen".into() };
         let (evidence, advice) = (vec![evidence], "look".into());
-        view.problems.push(ProblemView { evidence, advice, ..leaked() });
+        view.problems.push(ProblemView { evidence, advice, ..acknowledged() });
         let filter = Filter::default();
         T::all(&published([view]), &filter, SteadyMillis(1_060_000)).remove(0)
     }

@@ -27,7 +27,7 @@ pub struct OwnerRow {
     pub id: String,
     /// The number of its holds. Each reader of a lock counts.
     pub holds: usize,
-    /// The number of its holds of locks with problems.
+    /// The number of its holds of locks with unacknowledged problems.
     pub with_problems: usize,
     /// True if one of those problems is certain.
     #[serde(skip)]
@@ -49,9 +49,10 @@ pub struct OwnerRow {
     pub claimed: Option<&'static str>,
 }
 
-/// Returns whether a lock has a problem that is certain.
+/// Returns whether a lock has an unacknowledged problem that is certain.
 fn has_certain(lock: &LockView) -> bool {
-    lock.problems.iter().any(|problem| problem.certainty == Certainty::Certain)
+    let mut open = lock.problems.iter().filter(|problem| problem.acknowledged.is_none());
+    open.any(|problem| problem.certainty == Certainty::Certain)
 }
 
 /// A client with one of its processes, as far as the process is known: its service, host and pid.
@@ -80,7 +81,7 @@ impl OwnerRow {
     pub fn add(&mut self, lock: &LockView, holder: usize) {
         let holder = &lock.holders[holder];
         self.holds += 1;
-        self.with_problems += usize::from(!lock.problems.is_empty());
+        self.with_problems += usize::from(lock.has_open_problem());
         self.certain |= has_certain(lock);
         self.started(Some(holder.since));
         self.identified(holder.client.as_deref());
@@ -210,7 +211,7 @@ struct Class<'s> {
 impl<'s> Class<'s> {
     fn new(lock: &'s Arc<LockView>) -> Self {
         let has_waiters = !lock.waiters.is_empty();
-        let has_problems = !lock.problems.is_empty();
+        let has_problems = lock.has_open_problem();
         let exact = lock.holders.first().is_some_and(|holder| holder.since.exact);
         Self { lock, has_waiters, has_problems, exact, rows: Vec::new(), locks: 0, oldest: None }
     }
@@ -429,7 +430,7 @@ impl<'a> Processes<'a> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::query::fixtures::{lock, published};
+    use crate::query::fixtures::{acknowledged, leaked, lock, published};
 
     /// Returns the result of [`OwnerRow::all`] by looking at each lock.
     pub(in crate::query) fn all_by_looking(
@@ -502,6 +503,25 @@ pub(super) mod tests {
         assert_eq!((of(theirs).holds, of(theirs).waits, of(theirs).oldest), (0, 1, None));
         assert!(of(&mine).position("holds") < of(theirs).position("holds"));
         assert!(of(theirs).position("waits") < of(&mine).position("waits"));
+    }
+
+    #[test]
+    fn problems_that_are_acknowledged_do_not_count() {
+        let with = |name: &str, problem| {
+            let mut view = lock(name);
+            view.problems.push(problem);
+            view
+        };
+        let known = || with("a", acknowledged());
+        let counted = |locks: Vec<LockView>| {
+            let published = published(locks);
+            let rows = OwnerRow::all(&published, &Filter::default(), SteadyMillis(2_000_000));
+            let deployment = &rows[0].deployment;
+            let one = OwnerLocks::new(&published.snapshot, deployment, &rows[0].id, 9).owner;
+            [&rows[0], &one].map(|row| (row.holds, row.with_problems, row.certain))
+        };
+        assert_eq!(counted(vec![known()]), [(1, 0, false); 2]);
+        assert_eq!(counted(vec![known(), with("b", leaked())]), [(2, 1, true); 2]);
     }
 
     #[test]

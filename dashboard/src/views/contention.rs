@@ -110,7 +110,7 @@ impl ListView for ContentionRow {
             holder: lock.and_then(HolderCell::longest),
             unknown: lock.is_some_and(LockView::is_unknown),
             held: self.held_since().map(|since| Ago::since(since, now)),
-            troubled: lock.is_some_and(|lock| !lock.problems.is_empty()),
+            troubled: lock.is_some_and(LockView::has_open_problem),
             suspected: lock.is_none_or(only_suspected),
             queued: lock.is_some_and(|lock| lock.queued),
             hour: Hour::new(&self.last_hour),
