@@ -11,7 +11,7 @@ use super::owner_name::OwnerName;
 use super::page::{Frame, MonitorHint, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, lasted};
 use super::prose::Prose;
-use super::row::{Badge, HolderCell, Ttl, client_words, unverified_remark};
+use super::row::{Badge, HolderCell, Ttl, client_words, problems, unverified_remark};
 use super::shell::{self, Command, RawKey};
 use super::trace::{self, StepRow, TraceState};
 use super::{LockPage, Subject, links, lock_then};
@@ -24,7 +24,7 @@ use crate::model::types::{
 /// The most events shown.
 const EVENTS: usize = 200;
 
-/// The lock's state, or its worst problem: who holds the lock, who is blocked, and what to do.
+/// The lock's state, or its worst open problem: who holds the lock, who is blocked, and what to do.
 #[derive(Template)]
 #[template(path = "parts/lock_state.html")]
 struct Verdict<'a> {
@@ -47,7 +47,7 @@ struct Verdict<'a> {
 
 impl HtmlSafe for Verdict<'_> {}
 
-/// The worst problem.
+/// The worst open problem, or the worst one if all are acknowledged.
 struct Headline<'a> {
     badge: Badge,
     meaning: &'static str,
@@ -117,10 +117,12 @@ impl<'a> Verdict<'a> {
         Self {
             subject: &page.subject,
             now,
-            problem: lock.and_then(|lock| lock.problems.first()).map(|problem| Headline {
-                badge: Badge::new(problem, now),
-                meaning: meaning(problem.problem),
-                advice: Prose::naming(&problem.advice, &page.chrome.names),
+            problem: lock.and_then(|lock| problems(lock).first().copied()).map(|problem| {
+                Headline {
+                    badge: Badge::new(problem, now),
+                    meaning: meaning(problem.problem),
+                    advice: Prose::naming(&problem.advice, &page.chrome.names),
+                }
             }),
             holders: holders
                 .iter()
@@ -201,7 +203,7 @@ impl HtmlSafe for Problems<'_> {}
 impl<'a> Problems<'a> {
     fn new(page: &'a LockPage) -> Self {
         let (now, names) = (page.chrome.now, &page.chrome.names);
-        let problems = known(page).map(|lock| lock.problems.as_slice()).unwrap_or_default();
+        let problems = known(page).map(problems).unwrap_or_default();
         let problem = |(i, problem): (usize, &'a ProblemView)| Problem {
             badge: Badge::new(problem, now),
             explained: (i > 0)
@@ -217,7 +219,7 @@ impl<'a> Problems<'a> {
                 .map(|word| (Clock::new(word.until, now), word)),
             circle: Circle::new(problem, names),
         };
-        Self { problems: problems.iter().enumerate().map(problem).collect() }
+        Self { problems: problems.into_iter().enumerate().map(problem).collect() }
     }
 }
 

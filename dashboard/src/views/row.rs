@@ -260,7 +260,7 @@ impl<'a> Row<'a> {
             id: row_id(RowId::of_lock(&lock.id)),
             name: LockLink::placed(&lock.id, deployment, db),
             lock,
-            problems: lock.problems.iter().map(|problem| Badge::new(problem, now)).collect(),
+            problems: problems(lock).into_iter().map(|it| Badge::new(it, now)).collect(),
             holders: HoldersCell::of_lock(lock),
             held: lock.held_since().map(|since| Ago::since(since, now)),
             ttl: Ttl::new(lock, now),
@@ -275,7 +275,7 @@ impl<'a> Row<'a> {
     }
 
     fn wrong(&self) -> bool {
-        !self.problems.is_empty()
+        self.lock.has_open_problem()
     }
 
     fn suspected(&self) -> bool {
@@ -283,9 +283,17 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Returns true if no problem of the lock is certain.
+/// Returns the problems of a lock, the worst first and those that are acknowledged last.
+pub(super) fn problems(lock: &LockView) -> Vec<&ProblemView> {
+    let mut problems: Vec<&ProblemView> = lock.problems.iter().collect();
+    problems.sort_by_key(|problem| problem.acknowledged.is_some());
+    problems
+}
+
+/// Returns true if no open problem of the lock is certain.
 pub(super) fn only_suspected(lock: &LockView) -> bool {
-    lock.problems.iter().all(|problem| problem.certainty == Certainty::Suspected)
+    let mut open = lock.problems.iter().filter(|problem| problem.acknowledged.is_none());
+    open.all(|problem| problem.certainty == Certainty::Suspected)
 }
 
 /// Returns a row's id within a page.

@@ -2,6 +2,7 @@
 
 use redisson::Moment;
 use redisson::shape::LockHash;
+use thin_vec::thin_vec;
 
 use super::fixtures::{
     ago, chrome, contended_lock, deadlocked, happened, held, history, holder, incident, leaked,
@@ -11,10 +12,11 @@ use crate::archive::{Gap, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
     Acknowledgement, Certainty, ClientView, Companions, Counts, LockEvent, LockView, PastOfLock,
-    ProblemKind, Reading, RedView, Source, State,
+    ProblemKind, ProblemView, Reading, RedView, Source, State,
 };
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
+use crate::query::fixtures::acknowledged;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::release::{Offer, Outcome};
@@ -52,6 +54,30 @@ fn a_row_is_amber_only_where_nothing_is_surely_wrong() {
     assert_eq!(waits(held(b"orders:1", 1, 4_000)), "row");
     assert_eq!(waits(leaked()), "row wrong");
     assert_eq!(waits(suspected(leaked())), "row wrong suspected");
+}
+
+#[test]
+fn an_open_problem_comes_before_a_worse_one_that_is_acknowledged() {
+    let known =
+        ProblemView { acknowledged: acknowledged().acknowledged, ..leaked().problems.remove(0) };
+    let both = thin_vec![known.clone(), stuck().problems.remove(0)];
+    let view = LockView { problems: both, ..leaked() };
+    let page = lock_page(&lock(view.clone())).unwrap();
+    let (verdict, sections) = page.split_once("</section>").unwrap();
+    assert!(verdict.contains("verdict certain") && verdict.contains("</span> stuck"), "{verdict}");
+    let section = "<h2><span aria-hidden=\"true\">▲</span> leaked";
+    assert!(sections.contains(section), "{sections}");
+    let list_of = |view: &LockView| list_page(&list::<LockRow>(vec![view.clone()])).unwrap();
+    let html = list_of(&view);
+    assert!(class(&html, "title=\"stuck, leaked\"") == "row wrong", "{html}");
+
+    let in_hand = LockView { problems: thin_vec![known], waiting: 1, ..leaked() };
+    let html = list_of(&in_hand);
+    assert!(class(&html, "acknowledged</span>") == "row", "{html}");
+    assert_eq!(class(&list_page(&list::<OwnerRow>(vec![in_hand.clone()])).unwrap(), ""), "row");
+    let name = text::visible(in_hand.id.name.as_bytes());
+    let waits = list_page(&list::<ContentionRow>(vec![in_hand])).unwrap();
+    assert_eq!(class(&waits, &name), "row");
 }
 
 #[test]
