@@ -55,6 +55,12 @@ pub(crate) async fn take(dashboard: &Dashboard, folder: &Path) -> Result<()> {
     for (file, page, size, dark) in SHOTS {
         browser.show_as(size, dark).await?;
         browser.open(&dashboard.url(page)).await?;
+        let updated = "return !document.body.dataset.live || document.querySelector('#health .quiet') === null";
+        within(PATIENCE, "the first update of the page", async || {
+            ensure!(browser.run(updated).await? == true, "{page}");
+            Ok(())
+        })
+        .await;
         let path = folder.join(format!("{file}.png"));
         std::fs::write(&path, browser.screenshot().await?)
             .with_context(|| format!("cannot write {}", path.display()))?;

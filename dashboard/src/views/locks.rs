@@ -30,10 +30,8 @@ impl ListView for LockRow {
             ..Heading::sorted_by("Time to live", "ttl", "ttl")
         },
     ];
-    const NOTHING: (&'static str, &'static str) = (
-        "No lock is held",
-        "Every key has been looked at, and no lock is held right now. The next one shows here by itself.",
-    );
+    const NOTHING: (&'static str, &'static str) =
+        ("No lock is held", "Every key has been looked at, and no lock is held right now.");
     const ABOUT: &'static str = "";
 
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {

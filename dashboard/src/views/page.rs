@@ -41,7 +41,7 @@ impl<'a> Frame<'a> {
             section,
             chrome,
             live: Some(links::live(&chrome.address)),
-            health: Health::new(chrome),
+            health: Health::as_loaded(chrome),
             status: Status::new(chrome),
             alerts: Alerts::new(chrome),
             assets: &assets::ADDRESSES,
@@ -54,8 +54,7 @@ impl<'a> Frame<'a> {
 
     /// Returns the frame of a page that does not change.
     pub(super) fn still(self) -> Self {
-        let health = if self.health.tone == "fine" { Health::as_loaded() } else { self.health };
-        Self { live: None, health, ..self }
+        Self { live: None, ..self }
     }
 }
 
@@ -149,10 +148,15 @@ impl Health {
         Self { tone: "fine", word: "Live", detail: String::new() }
     }
 
-    /// Creates the sign of a page that was current when it was loaded, and does not change.
-    fn as_loaded() -> Self {
-        let detail = "this page does not update: load it again".to_owned();
-        Self { tone: "quiet", word: "As loaded", detail }
+    /// Creates the sign of a page that has not updated yet. Without a stream it never does.
+    fn as_loaded(chrome: &Chrome) -> Self {
+        match Self::new(chrome) {
+            Self { tone: "fine", .. } => {
+                let detail = "this page has not updated since it was loaded".to_owned();
+                Self { tone: "quiet", word: "As loaded", detail }
+            }
+            trouble => trouble,
+        }
     }
 }
 

@@ -100,6 +100,21 @@ async fn every_page_updates_live() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_page_calls_itself_live_once_it_has_updated() -> Result<()> {
+    let bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    eventually("the first scan to be over", async || {
+        let page = http::get(bench.dashboard.port(), "/").await?.body;
+        ensure!(page.contains("As loaded</span>"), "{page}");
+        Ok(())
+    })
+    .await;
+    browser.open(&bench.dashboard.url("/")).await?;
+    until(&browser, "document.getElementById('health').innerText === 'Live'").await;
+    Ok(())
+}
+
 /// Otherwise the command that a page shows next to a new problem would release any holder of the lock.
 #[tokio::test]
 async fn the_command_that_releases_by_hand_follows_the_holder() -> Result<()> {

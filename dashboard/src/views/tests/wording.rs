@@ -295,13 +295,20 @@ fn no_page_calls_free_what_was_not_read() {
 }
 
 #[test]
-fn a_page_that_does_not_update_is_not_called_live() {
+fn a_page_is_not_called_live_before_it_has_updated() {
     let mut page = incident(vec![leaked()]);
     let still = incident_page(&page).unwrap();
-    assert!(still.contains("As loaded</span>") && !still.contains("Live</span>"), "{still}");
+    for html in [&still, &overview_page(&overview(Vec::new())).unwrap()] {
+        assert!(html.contains("As loaded</span>") && !html.contains("Live</span>"), "{html}");
+    }
+    let regions = page::regions(&chrome("/")).unwrap();
+    let (_, health) = regions.iter().find(|(id, _)| *id == "health").expect("a region");
+    assert!(health.contains("Live</span>"), "{health}");
+    let absent = Subject::Absent { read_at: ago(20) };
+    let html = lock_page(&LockPage { subject: absent, ..lock(leaked()) }).unwrap();
+    assert!(html.contains("<span class=\"scripted\">This page updates itself"), "{html}");
     let again = "<a href=\"/incident?problem=x\">Load again</a>";
     assert!(still.contains(again), "{still}");
-    assert!(overview_page(&overview(Vec::new())).unwrap().contains("Live</span>"));
     page.chrome.first_scan = Some(Progress { seen: 9, of: None });
     assert!(incident_page(&page).unwrap().contains("First scan</span>"));
 }
