@@ -229,17 +229,24 @@ impl IncidentRow {
             let (one, other) = (&a.id, &b.id);
             (since(a), &one.name, &one.deployment).cmp(&(since(b), &other.name, &other.deployment))
         });
+        self.waiting = self.waiting_for(self.locks.iter().map(|lock| &**lock));
+    }
+
+    /// Returns the least number of waiters for some of its locks. Those of a red lock wait on all of its servers and count
+    /// once.
+    pub fn waiting_for<'a>(&self, locks: impl Iterator<Item = &'a LockView>) -> u64 {
         let mut of_red: HashMap<RedPart<'_>, u64> = HashMap::new();
-        for lock in &self.locks {
+        let mut waiting = 0;
+        for lock in locks {
             match red_part(lock, self.problem) {
                 Some(part) => {
                     let most = of_red.entry(part).or_default();
                     *most = lock.waiting.max(*most);
                 }
-                None => self.waiting += lock.waiting,
+                None => waiting += lock.waiting,
             }
         }
-        self.waiting += of_red.values().sum::<u64>();
+        waiting + of_red.values().sum::<u64>()
     }
 }
 

@@ -122,7 +122,7 @@ fn offered(page: &IncidentPage) -> Option<Offered<'_>> {
             .take(NAMED)
             .map(|(offer, _)| LockLink::new(&offer.id, &page.chrome))
             .collect(),
-        waiting: batch.offers.iter().map(|(offer, _)| offer.view.waiting).sum(),
+        waiting: page.incident.waiting_for(batch.offers.iter().map(|(offer, _)| &*offer.view)),
         unproven: batch.is_unproven(),
         left_out: left_out
             .map(|(id, why)| (LockLink::new(id, &page.chrome), Prose::from(why.as_str())))

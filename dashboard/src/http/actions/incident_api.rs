@@ -78,7 +78,7 @@ pub(in crate::http) async fn look(
         locks: batch.offers.iter().map(|(offer, _)| offer.id.clone()).collect(),
         left_out: left_out.collect(),
         more,
-        waiting: batch.offers.iter().map(|(offer, _)| offer.view.waiting).sum(),
+        waiting: incident.waiting_for(batch.offers.iter().map(|(offer, _)| &*offer.view)),
         unproven: batch.is_unproven(),
     }))
 }

@@ -3,6 +3,7 @@
 //! To look at the pages: `cargo test -p lockscope-dashboard --lib preview -- --ignored`.
 
 mod claims;
+mod counts;
 mod every;
 pub(in crate::views) mod fixtures;
 mod live;

@@ -1,0 +1,49 @@
+//! Tests of the numbers and durations on pages: what they count, since when, and whether they are lower bounds.
+
+use std::sync::Arc;
+
+use redisson::Moment;
+
+use super::fixtures::{ago, held, incident, leaked, lock};
+use crate::model::types::{LockId, LockView, RedView};
+use crate::release::Offer;
+use crate::release::batch::Batch;
+use crate::views::{IncidentPage, IncidentStep, incident_page};
+
+#[test]
+fn the_waiters_of_a_red_lock_count_once_in_the_form_that_releases_it() {
+    let part = |deployment: &str| {
+        let red = RedView {
+            group: "red".into(),
+            held: vec!["a".into(), "b".into(), "c".into()],
+            unread: Vec::new(),
+            of: 3,
+        };
+        let id = LockId { deployment: deployment.into(), ..leaked().id };
+        LockView { id, waiting: 3, red: Some(Box::new(red)), ..leaked() }
+    };
+    let page = incident(["a", "b", "c"].map(part).into());
+    let offer = |lock: &Arc<LockView>| Offer {
+        id: lock.id.clone(),
+        view: Arc::clone(lock),
+        hash: None,
+        ttl: None,
+        dead: Vec::new(),
+        asked: Moment::from_micros(0),
+        read_at: ago(0),
+        problem: None,
+    };
+    let offers: Vec<_> =
+        page.incident.locks.iter().map(|lock| (Arc::new(offer(lock)), Vec::new())).collect();
+    assert_eq!(offers.len(), 3);
+    let batch = Arc::new(Batch { incident: page.incident.clone(), offers, left_out: Vec::new() });
+    let step = IncidentStep::Ask {
+        batch,
+        seen: String::new(),
+        more: 0,
+        mistake: None,
+        reason: String::new(),
+    };
+    let html = incident_page(&IncidentPage { step, ..page }).unwrap();
+    assert!(html.contains("<dd>at least 3</dd>"), "{html}");
+}
