@@ -32,6 +32,8 @@ pub struct IncidentRow {
     pub since: SteadyMillis,
     /// The locks, oldest problem first.
     pub locks: Vec<Arc<LockView>>,
+    /// The number of its locks, including those that the filter of a list leaves out.
+    pub whole: usize,
     /// True if every one of its problems is acknowledged.
     pub acknowledged: bool,
     /// The minimum number of waiters of all its locks. Those of a red lock wait on all of its servers and count once.
@@ -203,6 +205,7 @@ impl IncidentRow {
             certainty: problem.certainty,
             since: problem.since,
             locks: vec![Arc::clone(lock)],
+            whole: 1,
             acknowledged: problem.acknowledged.is_some(),
             waiting: 0,
         }
@@ -217,6 +220,19 @@ impl IncidentRow {
         }
         self.acknowledged &= other.acknowledged;
         self.locks.extend(other.locks);
+        self.whole += other.whole;
+    }
+
+    /// Returns the part of the incident that a filter matches, if there is one.
+    fn matching(self, filter: &Filter, now: SteadyMillis) -> Option<Self> {
+        let matching = self.locks.iter().filter(|lock| filter.matches(lock, now));
+        let mut parts = matching.filter_map(|lock| {
+            let problem = lock.problems.iter().find(|problem| problem.problem == self.problem)?;
+            Some(Self::new(lock, problem))
+        });
+        let mut row = parts.next()?;
+        parts.for_each(|part| row.add(part));
+        Some(Self { whole: self.whole, ..row })
     }
 
     /// Sorts its locks, oldest problem first, and counts their waiters.
@@ -367,13 +383,17 @@ impl Listed for IncidentRow {
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let troubled = published.snapshot.notable().filter(|lock| !lock.problems.is_empty());
         let mut incidents: BTreeMap<(ProblemKind, BTreeSet<Place>), Self> = BTreeMap::new();
-        for lock in troubled.filter(|lock| filter.matches(lock, now)) {
+        for lock in troubled {
             for problem in &lock.problems {
                 let incident = Self::new(lock, problem);
                 join(incidents.entry((problem.problem, incident.places.clone())), incident);
             }
         }
         let mut incidents = joined(incidents.into_values().collect());
+        if !filter.is_empty() {
+            let matching = incidents.into_iter().filter_map(|row| row.matching(filter, now));
+            incidents = matching.collect();
+        }
         incidents.iter_mut().for_each(Self::complete);
         incidents
     }
@@ -550,6 +570,22 @@ mod tests {
         locks[1].holders[0].id = "285475da-9152-4c83-822a-67ee2f116a79:7".into();
         locks[2].red = None;
         assert_eq!(incidents(locks).len(), 3);
+    }
+
+    #[test]
+    fn a_filter_leaves_locks_out_and_their_number_remains() {
+        let locks =
+            [red("a", &["a", "b"]), vec![leaked_by("b", "h"), leaked_by("c", "h")]].concat();
+        let published = published(locks);
+        let of = |filter: &str| {
+            let filter = Filter::parse(filter).unwrap();
+            let rows = IncidentRow::all(&published, &filter, SteadyMillis(2_000_000));
+            rows.iter().map(|row| (row.locks.len(), row.whole, row.waiting)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(""), [(2, 2, 2), (2, 2, 4)]);
+        assert_eq!(of("b"), [(1, 2, 2)]);
+        assert_eq!(of("a deployment:b"), [(1, 2, 2)]);
+        assert!(of("problem:stuck").is_empty());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::{IncidentPage, IncidentStep, incidents, links};
 use crate::release::{MAX_REASON, Outcome, VALID};
 
 /// The most locks that the page names of each sort.
-const NAMED: usize = 100;
+const NAMED: usize = 1_000;
 
 /// A lock, and a sentence about it.
 type Said<'a> = (LockLink, Prose<'a>);

@@ -12,8 +12,8 @@ use super::row::{Badge, HoldersCell, row_id};
 use super::{Chrome, ListPage, format, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Acknowledgement, ClearedProblem, LockView, RedView};
+use crate::query::Listed as _;
 use crate::query::incidents::IncidentRow;
-use crate::query::{Listed as _, with_term};
 use crate::text;
 
 /// A day, in milliseconds.
@@ -32,15 +32,15 @@ struct IncidentTemplate<'a> {
     servers: Option<String>,
     /// The servers of a red lock.
     red: Option<&'a RedView>,
-    /// The common beginning of the names of several locks, and the number of locks.
+    /// The common beginning of the names of several locks, and their number in words.
     several: Option<(String, String)>,
     /// The first locks if there are several, each with the age of its problem.
     locks: Vec<(LockLink, Ago)>,
     more: usize,
-    /// The address of the list of all locks of the incident.
-    all: String,
-    /// The page of an incident of several locks, and the actions that it offers.
-    page: Option<(String, &'static str)>,
+    /// The address of the page of the incident.
+    page: String,
+    /// The actions that this page offers, if the incident has several locks.
+    together: Option<String>,
     holders: Option<HoldersCell<'a>>,
     waiting: Option<String>,
     evidence: Option<(Clock, Prose<'a>, &'static str)>,
@@ -80,11 +80,6 @@ impl ListView for IncidentRow {
         let (lock, problem) = self.first();
         let count = self.locks.len();
         let prefix = self.prefix().map(|prefix| text::visible(prefix.as_bytes()));
-        let filter = with_term("", "problem", self.problem.as_str());
-        let filter = match self.owner() {
-            Some(owner) => with_term(&filter, "owner", owner),
-            None => filter,
-        };
         IncidentTemplate {
             id: row_id(self.id()),
             badge: Badge::of_incident(self, now),
@@ -94,7 +89,12 @@ impl ListView for IncidentRow {
             several: (count > 1 && !self.is_one_red_lock()).then(|| {
                 (
                     prefix.map_or_else(String::new, |prefix| format!("{prefix}*")),
-                    format::count(count as u64),
+                    match self.whole == count {
+                        true => format!("{} locks", format::count(count as u64)),
+                        false => {
+                            format!("{count} of its {} locks", format::count(self.whole as u64))
+                        }
+                    },
                 )
             }),
             locks: match count {
@@ -102,13 +102,16 @@ impl ListView for IncidentRow {
                 _ => named_locks(self, NAMED, chrome, now),
             },
             more: count.saturating_sub(NAMED),
-            all: links::filtered(&filter),
-            page: (count > 1).then(|| {
-                let together = match self.may_be_released() {
-                    true => "Acknowledge or release together",
-                    false => "Acknowledge together",
-                };
-                (links::incident(self), together)
+            page: links::incident(self),
+            together: (self.whole > 1).then(|| {
+                let act =
+                    if self.may_be_released() { "Acknowledge or release" } else { "Acknowledge" };
+                match self.whole == count {
+                    true => format!("{act} together"),
+                    false => {
+                        format!("{act} all {} locks together", format::count(self.whole as u64))
+                    }
+                }
             }),
             holders: HoldersCell::of_incident(self),
             waiting: waiting(self),

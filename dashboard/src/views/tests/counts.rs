@@ -4,11 +4,35 @@ use std::sync::Arc;
 
 use redisson::Moment;
 
-use super::fixtures::{ago, held, incident, leaked, lock};
+use super::fixtures::{ago, held, holder, incident, leaked, list, lock};
 use crate::model::types::{LockId, LockView, RedView};
+use crate::query::incidents::IncidentRow;
 use crate::release::Offer;
 use crate::release::batch::Batch;
-use crate::views::{IncidentPage, IncidentStep, incident_page};
+use crate::views::{IncidentPage, IncidentStep, incident_page, list_page};
+
+/// Creates leaked locks of one holder.
+fn leaks(names: &[&str]) -> Vec<LockView> {
+    names.iter().map(|name| LockView { id: held(name.as_bytes(), 1, 0).id, ..leaked() }).collect()
+}
+
+#[test]
+fn the_row_of_an_incident_leads_to_its_page_and_says_what_a_filter_leaves_out() {
+    let mut page = list::<IncidentRow>(leaks(&["a:1", "a:2", "a:3"]));
+    let html = list_page(&page).unwrap();
+    let link = "<a class=\"several\" href=\"/incident?deployment=main&#38;problem=leaked&#38;key=";
+    assert!(html.contains(link), "{html}");
+    assert!(html.contains("<strong>3 locks</strong> <bdi>a:*</bdi>"), "{html}");
+    assert!(html.contains(">Acknowledge or release together</a>"), "{html}");
+
+    page.rows[0].locks.truncate(2);
+    let html = list_page(&page).unwrap();
+    assert!(html.contains(link) && html.contains("<strong>2 of its 3 locks</strong>"), "{html}");
+    assert!(html.contains(">Acknowledge or release all 3 locks together</a>"), "{html}");
+    page.rows[0].locks.truncate(1);
+    let html = list_page(&page).unwrap();
+    assert!(html.contains(">Acknowledge or release all 3 locks together</a>"), "{html}");
+}
 
 #[test]
 fn the_waiters_of_a_red_lock_count_once_in_the_form_that_releases_it() {
