@@ -12,6 +12,7 @@ use super::picture::Circle;
 use super::prose::Prose;
 use super::row::{Badge, HoldersCell};
 use super::{IncidentPage, IncidentStep, incidents, links};
+use crate::model::types::LockId;
 use crate::release::{MAX_REASON, Outcome, VALID};
 
 /// The most locks that the page names of each sort.
@@ -42,7 +43,7 @@ struct Done {
     /// The number of locks by outcome, in words.
     counts: Vec<(usize, String)>,
     all_released: bool,
-    /// The number of locks without an outcome so far.
+    /// The number of releases without an outcome so far. A lock has one for each of its dead queue entries.
     running: usize,
     /// The locks that were not released.
     others: Vec<Said<'static>>,
@@ -137,13 +138,21 @@ fn offered(page: &IncidentPage) -> Option<Offered<'_>> {
 
 fn done(page: &IncidentPage) -> Option<Done> {
     let IncidentStep::Done { outcomes, of } = &page.step else { return None };
+    // A lock is released once each of its parts is.
+    let mut of_locks: BTreeMap<&LockId, &Outcome> = BTreeMap::new();
+    for (id, outcome) in outcomes {
+        let of_lock = of_locks.entry(id).or_insert(outcome);
+        if of_lock.is_done() {
+            *of_lock = outcome;
+        }
+    }
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for (_, outcome) in outcomes {
+    for outcome in of_locks.values() {
         *counts.entry(outcome.as_str()).or_default() += 1;
     }
-    let others = outcomes.iter().filter(|(_, outcome)| *outcome != Outcome::Released);
+    let others = of_locks.iter().filter(|(_, outcome)| !outcome.is_done());
     Some(Done {
-        all_released: counts.get(Outcome::Released.as_str()) == Some(&outcomes.len()),
+        all_released: others.clone().next().is_none(),
         counts: counts.into_iter().map(|(word, count)| (count, word.replace('_', " "))).collect(),
         running: of.saturating_sub(outcomes.len()),
         others: others

@@ -399,7 +399,7 @@ pub enum IncidentStep {
     /// The release of the locks was tried, with these outcomes.
     Done {
         outcomes: Vec<(LockId, Outcome)>,
-        /// The number of locks of the batch.
+        /// The number of releases of the batch: one for each of its locks, or for each dead queue entry of a free one.
         of: usize,
     },
 }

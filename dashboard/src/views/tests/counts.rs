@@ -7,8 +7,8 @@ use redisson::Moment;
 use super::fixtures::{ago, held, holder, incident, leaked, list, lock};
 use crate::model::types::{LockId, LockView, RedView};
 use crate::query::incidents::IncidentRow;
-use crate::release::Offer;
 use crate::release::batch::Batch;
+use crate::release::{Offer, Outcome};
 use crate::views::{IncidentPage, IncidentStep, incident_page, list_page};
 
 /// Creates leaked locks of one holder.
@@ -70,4 +70,27 @@ fn the_waiters_of_a_red_lock_count_once_in_the_form_that_releases_it() {
     };
     let html = incident_page(&IncidentPage { step, ..page }).unwrap();
     assert!(html.contains("<dd>at least 3</dd>"), "{html}");
+}
+
+#[test]
+fn a_lock_whose_queue_entries_were_removed_is_released_and_counts_once() {
+    let [a, b, c] = ["a", "b", "c"].map(|name| held(name.as_bytes(), 1, 0).id);
+    let outcomes = vec![
+        (a.clone(), Outcome::Removed),
+        (a.clone(), Outcome::Removed),
+        (b, Outcome::Released),
+        (c.clone(), Outcome::Removed),
+        (c.clone(), Outcome::Changed),
+    ];
+    let shown = |outcomes: Vec<_>, of| {
+        let step = IncidentStep::Done { outcomes, of };
+        incident_page(&IncidentPage { step, ..incident(vec![leaked()]) }).unwrap()
+    };
+    let html = shown(outcomes.clone(), 5);
+    assert!(html.contains("<p>1 changed, 2 released.</p>"), "{html}");
+    assert!(html.contains("<bdi>c</bdi>") && !html.contains("<bdi>a</bdi>"), "{html}");
+    let html = shown(outcomes[..3].to_vec(), 3);
+    assert!(html.contains("class=\"note\" role=\"status\">"), "all of them are: {html}");
+    let html = shown(outcomes[..1].to_vec(), 3);
+    assert!(html.contains("<p>1 released, 2 releases still under way: "), "{html}");
 }
