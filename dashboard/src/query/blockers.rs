@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::Filter;
 use super::list::{Listed, Position, Published, RowId, descending};
 use crate::clock::SteadyMillis;
-use crate::model::types::{ClientView, LockId, LockView, Since};
+use crate::model::types::{ClientView, HolderView, LockId, LockView, Since};
 use crate::schema::schema_of;
 
 /// The most locks of one tree.
@@ -32,6 +32,16 @@ pub struct BlockerRow {
 pub struct Step {
     pub depth: usize,
     pub lock: Arc<LockView>,
+    /// The index of the holder that waits for the lock of the step above.
+    waiter: Option<usize>,
+}
+
+impl Step {
+    /// Returns the holder that waits for the lock of the step above.
+    #[must_use]
+    pub fn waiter(&self) -> Option<&HolderView> {
+        self.lock.holders.get(self.waiter?)
+    }
 }
 
 #[derive(Serialize, ToSchema)]
@@ -87,7 +97,7 @@ impl Serialize for BlockerRow {
             tree: self
                 .steps
                 .iter()
-                .map(|Step { depth, lock }| StepJson {
+                .map(|Step { depth, lock, .. }| StepJson {
                     depth: *depth,
                     lock: &lock.id,
                     waiting: lock.waiting,
@@ -117,8 +127,8 @@ fn task<'a>(deployment: &'a str, id: &'a str, client: Option<&'a ClientView>) ->
 /// The waits among all locks.
 #[derive(Default)]
 struct Waits<'a> {
-    /// The awaited locks that a task holds.
-    held: HashMap<Task<'a>, Vec<&'a Arc<LockView>>>,
+    /// The awaited locks that a task holds, each with the index of its hold.
+    held: HashMap<Task<'a>, Vec<(&'a Arc<LockView>, usize)>>,
     waiting: HashSet<Task<'a>>,
 }
 
@@ -127,9 +137,9 @@ impl<'a> Waits<'a> {
         let mut waits = Self::default();
         for &lock in awaited {
             let deployment = &*lock.id.deployment;
-            for holder in &lock.holders {
+            for (i, holder) in lock.holders.iter().enumerate() {
                 if let Some(task) = task(deployment, &holder.id, holder.client.as_deref()) {
-                    waits.held.entry(task).or_default().push(lock);
+                    waits.held.entry(task).or_default().push((lock, i));
                 }
             }
             for waiter in &lock.waiters {
@@ -151,8 +161,8 @@ impl<'a> Waits<'a> {
     /// Returns the tree of waits below a lock. Locks that have been visited before are left out.
     fn tree(&self, root: &'a Arc<LockView>, visited: &mut HashSet<&'a LockId>) -> BlockerRow {
         let mut row = BlockerRow { steps: Vec::new(), blocks: 0, cut: false };
-        let mut pending = vec![(0, root)];
-        while let Some((depth, lock)) = pending.pop() {
+        let mut pending = vec![(0, root, None)];
+        while let Some((depth, lock, waiter)) = pending.pop() {
             if !visited.insert(&lock.id) {
                 continue;
             }
@@ -160,9 +170,9 @@ impl<'a> Waits<'a> {
             // The locks beyond the limit are visited, too: they belong to this tree, and none of them is a root.
             row.cut = row.steps.len() >= MAX_STEPS;
             if !row.cut {
-                row.steps.push(Step { depth, lock: Arc::clone(lock) });
+                row.steps.push(Step { depth, lock: Arc::clone(lock), waiter });
             }
-            let mut below: Vec<&Arc<LockView>> = lock
+            let mut below: Vec<(&Arc<LockView>, usize)> = lock
                 .waiters
                 .iter()
                 .filter_map(|w| task(&lock.id.deployment, &w.id, w.client.as_deref()))
@@ -171,8 +181,8 @@ impl<'a> Waits<'a> {
                 .copied()
                 .collect();
             // The last lock is visited first.
-            below.sort_by(|a, b| (a.waiting, &b.id).cmp(&(b.waiting, &a.id)));
-            pending.extend(below.into_iter().map(|lock| (depth + 1, lock)));
+            below.sort_by(|(a, _), (b, _)| (a.waiting, &b.id).cmp(&(b.waiting, &a.id)));
+            pending.extend(below.into_iter().map(|(lock, holder)| (depth + 1, lock, Some(holder))));
         }
         row
     }

@@ -8,7 +8,7 @@ use super::format::{self, Ago, rfc3339};
 use super::list_view::{Heading, ListView};
 use super::lock_link::{GroupLink, LockLink};
 use super::picture::Histogram;
-use super::row::{HolderCell, only_suspected, row_id};
+use super::row::{HoldersCell, only_suspected, row_id};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, GroupTally, Tally};
 use crate::model::types::LockView;
@@ -68,7 +68,7 @@ struct ContentionTemplate<'a> {
     row: &'a ContentionRow,
     waiting: String,
     wait: Option<Ago>,
-    holder: Option<HolderCell<'a>>,
+    holders: Option<HoldersCell<'a>>,
     /// True if the lock's server cannot be read.
     unknown: bool,
     held: Option<Ago>,
@@ -107,7 +107,7 @@ impl ListView for ContentionRow {
             row: self,
             waiting: format::count(self.waiting()),
             wait: self.longest_wait().map(|since| Ago::since(since, now)),
-            holder: lock.and_then(HolderCell::longest),
+            holders: lock.and_then(HoldersCell::of_lock),
             unknown: lock.is_some_and(LockView::is_unknown),
             held: self.held_since().map(|since| Ago::since(since, now)),
             troubled: lock.is_some_and(LockView::has_open_problem),

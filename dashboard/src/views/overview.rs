@@ -10,7 +10,7 @@ use super::incidents;
 use super::lock_link::{GroupLink, LockLink};
 use super::page::{self, Frame};
 use super::picture::Heat;
-use super::row::{Badge, HolderCell, HoldersCell};
+use super::row::{Badge, HoldersCell};
 use super::{Chrome, OverviewPage};
 use crate::model::contention::{GroupTally, Tally};
 use crate::model::types::{ClientView, LockView, RedView};
@@ -112,8 +112,8 @@ impl Figures {
 struct TreeStep<'a> {
     depth: usize,
     lock: LockLink,
-    /// The holder, unless it is the waiter of the step above.
-    holder: Option<HolderCell<'a>>,
+    /// The holders. The one that it names is the waiter of the step above.
+    holders: Option<HoldersCell<'a>>,
     waiting: String,
     exact: bool,
     longest: Option<Ago>,
@@ -123,6 +123,8 @@ struct TreeStep<'a> {
 
 struct Tree<'a> {
     blocks: u64,
+    /// True if `blocks` is not a lower bound.
+    exact: bool,
     steps: Vec<TreeStep<'a>>,
     cut: bool,
 }
@@ -141,13 +143,14 @@ impl<'a> Blockers<'a> {
         let chrome = &page.chrome;
         let tree = |row: &'a BlockerRow| Tree {
             blocks: row.blocks,
+            exact: !row.cut && row.steps.iter().all(|step| step.lock.waiters_exact),
             steps: row
                 .steps
                 .iter()
                 .map(|step| TreeStep {
                     depth: step.depth,
                     lock: LockLink::new(&step.lock.id, chrome),
-                    holder: HolderCell::longest(&step.lock),
+                    holders: HoldersCell::naming(step.waiter(), &step.lock),
                     waiting: format::count(step.lock.waiting),
                     exact: step.lock.waiters_exact,
                     longest: step.lock.longest_wait().map(|since| Ago::since(since, chrome.now)),
@@ -190,7 +193,7 @@ pub(super) fn services(lock: &LockView) -> Option<String> {
 
 struct OldHold<'a> {
     lock: LockLink,
-    holder: Option<HolderCell<'a>>,
+    holders: Option<HoldersCell<'a>>,
     held: Option<Ago>,
 }
 
@@ -206,7 +209,7 @@ impl<'a> Oldest<'a> {
     fn new(page: &'a OverviewPage) -> Self {
         let hold = |lock: &'a Arc<LockView>| OldHold {
             lock: LockLink::new(&lock.id, &page.chrome),
-            holder: HolderCell::longest(lock),
+            holders: HoldersCell::of_lock(lock),
             held: lock.held_since().map(|since| Ago::since(since, page.chrome.now)),
         };
         Self { holds: page.oldest.iter().map(hold).collect() }

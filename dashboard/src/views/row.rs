@@ -148,26 +148,32 @@ impl<'a> HolderCell<'a> {
     }
 
     /// Returns the holder that has held a lock longest.
-    pub(super) fn longest(lock: &'a LockView) -> Option<Self> {
+    fn longest(lock: &'a LockView) -> Option<Self> {
         let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
         holder.map(|holder| Self::new(&lock.id.deployment, holder))
     }
 }
 
-/// The holder that has held a lock longest, and the number of others.
+/// One of the holders of a lock, mostly the one that has held it longest, and the number of others.
 #[derive(Template)]
 #[template(path = "parts/holders.html")]
 pub(super) struct HoldersCell<'a> {
-    longest: HolderCell<'a>,
-    more: usize,
+    first: HolderCell<'a>,
+    pub(super) more: usize,
 }
 
 impl HtmlSafe for HoldersCell<'_> {}
 
 impl<'a> HoldersCell<'a> {
-    fn of_lock(lock: &'a LockView) -> Option<Self> {
-        let longest = HolderCell::longest(lock)?;
-        Some(Self { longest, more: lock.holders.len() - 1 })
+    pub(super) fn of_lock(lock: &'a LockView) -> Option<Self> {
+        Self::naming(None, lock)
+    }
+
+    /// Returns the holders of a lock. It names this one, if one is given.
+    pub(super) fn naming(holder: Option<&'a HolderView>, lock: &'a LockView) -> Option<Self> {
+        let named = holder.map(|holder| HolderCell::new(&lock.id.deployment, holder));
+        let first = named.or_else(|| HolderCell::longest(lock))?;
+        Some(Self { first, more: lock.holders.len() - 1 })
     }
 
     /// Returns the holders of all locks of an incident, and that of the first lock by name.
@@ -175,14 +181,14 @@ impl<'a> HoldersCell<'a> {
         let more = incident.holders().checked_sub(1)?;
         let longest = incident.first_holders().iter().min_by_key(|holder| holder.since.at)?;
         let deployment = &incident.first().0.id.deployment;
-        Some(Self { longest: HolderCell::new(deployment, longest), more })
+        Some(Self { first: HolderCell::new(deployment, longest), more })
     }
 
     /// Returns the holders in plain text, without remarks.
     fn plain(&self) -> String {
         match self.more {
-            0 => self.longest.plain(),
-            more => format!("{} and {more} more", self.longest.plain()),
+            0 => self.first.plain(),
+            more => format!("{} and {more} more", self.first.plain()),
         }
     }
 }

@@ -1,15 +1,17 @@
 //! Tests of the numbers and durations on pages: what they count, since when, and whether they are lower bounds.
 
 use std::sync::Arc;
+use thin_vec::thin_vec;
 
-use redisson::Moment;
+use redisson::{Kind, Moment};
 
-use super::fixtures::{ago, held, holder, incident, leaked, list, lock};
-use crate::model::types::{LockId, LockView, RedView};
+use super::fixtures::{ago, held, holder, incident, leaked, list, lock, overview};
+use crate::model::types::{HolderView, LockId, LockView, RedView, Since, WaiterView};
+use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::release::batch::Batch;
 use crate::release::{Offer, Outcome};
-use crate::views::{IncidentPage, IncidentStep, incident_page, list_page};
+use crate::views::{IncidentPage, IncidentStep, incident_page, list_page, overview_page};
 
 /// Creates leaked locks of one holder.
 fn leaks(names: &[&str]) -> Vec<LockView> {
@@ -93,4 +95,45 @@ fn a_lock_whose_queue_entries_were_removed_is_released_and_counts_once() {
     assert!(html.contains("class=\"note\" role=\"status\">"), "all of them are: {html}");
     let html = shown(outcomes[..1].to_vec(), 3);
     assert!(html.contains("<p>1 released, 2 releases still under way: "), "{html}");
+}
+
+/// Creates a lock with these readers, of which each has held it longer than the next.
+fn read(name: &str, readers: &[u64]) -> LockView {
+    let reader = |(n, since): (&u64, u64)| HolderView {
+        mode: Kind::Read,
+        ..holder(*n, 1, 90_000 - since * 1_000, true)
+    };
+    let holders = readers.iter().zip(0..).map(reader).collect();
+    LockView { kind: Kind::Read, holders, waiting: 1, ..held(name.as_bytes(), 1, 0) }
+}
+
+#[test]
+fn a_tree_names_the_waiter_above_and_counts_the_other_holders() {
+    let (root, below) = (read("prices", &[1, 2, 3]), read("stock", &[4, 5]));
+    let waiter = WaiterView {
+        id: holder(5, 1, 0, true).id,
+        since: Since { at: ago(9_000), exact: true },
+        attempts: None,
+        client: None,
+    };
+    let root = LockView { waiting: 4, waiters: thin_vec![waiter], ..root };
+    let blockers = |exact| {
+        let exactly = |lock: &LockView| LockView { waiters_exact: exact, ..lock.clone() };
+        let html = overview_page(&overview(vec![exactly(&root), exactly(&below)])).unwrap();
+        let (_, trees) = html.split_once("class=\"trees\"").expect("a tree");
+        trees.split("</ul>").next().unwrap().to_owned()
+    };
+    let trees = blockers(false);
+    assert!(trees.contains("thread 32") && trees.contains("and 2 more"), "{trees}");
+    let (_, second) = trees.split_once("depth-1").expect("a second line");
+    assert!(second.contains("thread 36") && second.contains("and 1 more"), "{second}");
+    assert!(trees.contains(">≥ 5 wait behind the first lock."), "{trees}");
+    assert!(blockers(true).contains(">5 wait behind the first lock."), "{}", blockers(true));
+
+    let html = overview_page(&overview(vec![root.clone()])).unwrap();
+    let (_, oldest) = html.split_once("id=\"overview-oldest\"").expect("a list");
+    assert!(oldest.contains("and 2 more"), "{oldest}");
+    let contention = list_page(&list::<ContentionRow>(vec![root])).unwrap();
+    let row = contention.split("<tr id=").find(|row| row.contains("prices")).expect("a row");
+    assert!(row.contains("and 2 more"), "{row}");
 }
