@@ -4,7 +4,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::Chrome;
-use super::format::{self, Ago, rfc3339};
+use super::format::{self, Ago, Minute};
 use super::list_view::{Heading, ListView};
 use super::lock_link::{GroupLink, LockLink};
 use super::picture::Histogram;
@@ -93,7 +93,7 @@ impl ListView for ContentionRow {
     ];
     const NOTHING: (&'static str, &'static str) = (
         "Nobody waits",
-        "No waiter was known of any lock within the last hour, as far as the sources see.",
+        "No waiter was known of any lock within the last hour, or since this dashboard began, as far as the sources see.",
     );
     const ABOUT: &'static str = "Locks that somebody waits for now, or waited for within the last hour, those with the \
         most waiting in all first. ≥ marks a lower bound: it counts connections that listen for a release, and each may stand for \
@@ -126,8 +126,8 @@ pub(super) struct Groups<'a> {
     groups: Vec<Group<'a>>,
     more: usize,
     left_out: u64,
-    /// The beginning of the counts, as an instant of the wall clock and a time of day.
-    from: (u64, String),
+    /// The beginning of the counts.
+    from: Minute,
 }
 
 impl HtmlSafe for Groups<'_> {}
@@ -148,10 +148,7 @@ impl<'a> Groups<'a> {
             groups: contention.groups.iter().take(MAX_GROUPS).map(group).collect(),
             more: contention.groups.len().saturating_sub(MAX_GROUPS),
             left_out: contention.locks_left_out,
-            from: (
-                contention.from.to_wall().0,
-                rfc3339(contention.from).get(11..16).unwrap_or_default().to_owned(),
-            ),
+            from: Minute::new(contention.from),
         }
     }
 }

@@ -133,6 +133,23 @@ impl Clock {
     }
 }
 
+/// An instant as a minute of its day.
+#[derive(Debug, Clone, Template)]
+#[template(path = "parts/minute.html")]
+pub(super) struct Minute {
+    millis: u64,
+    text: String,
+}
+
+impl HtmlSafe for Minute {}
+
+impl Minute {
+    pub(super) fn new(at: SteadyMillis) -> Self {
+        let text = rfc3339(at).get(11..16).unwrap_or_default().to_owned();
+        Self { millis: at.to_wall().0, text }
+    }
+}
+
 /// The remaining validity of a form, which the script counts down.
 #[derive(Debug, Clone, Template)]
 #[template(path = "parts/validity.html")]

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::format::{self, Ago};
+use super::format::{self, Ago, Minute};
 use super::incidents;
 use super::lock_link::{GroupLink, LockLink};
 use super::page::{self, Frame};
 use super::picture::Heat;
 use super::row::{Badge, HoldersCell};
 use super::{Chrome, OverviewPage};
-use crate::model::contention::{GroupTally, Tally};
+use crate::model::contention::{Contention, GroupTally, Tally};
 use crate::model::types::{ClientView, LockView, RedView};
 use crate::query::blockers::BlockerRow;
 use crate::query::incidents::IncidentRow;
@@ -20,6 +20,8 @@ use crate::text;
 
 /// The most groups of locks shown.
 const MAX_GROUPS: usize = 12;
+/// An hour, in milliseconds.
+const HOUR_MS: u64 = 3_600_000;
 /// The most services of waiters shown in a step.
 const MAX_SERVICES: usize = 3;
 
@@ -81,6 +83,8 @@ struct Figures {
     acquisitions: String,
     wait_p99: Option<String>,
     ran_out_or_lost: u64,
+    /// The beginning of the counts of the last hour, if that is later.
+    since: Option<Minute>,
 }
 
 impl HtmlSafe for Figures {}
@@ -104,8 +108,15 @@ impl Figures {
             acquisitions: format::count(hour.acquisitions),
             wait_p99: hour.wait_percentile(99).map(format::short_bound),
             ran_out_or_lost: hour.holds_lost,
+            since: late(&page.contention),
         }
     }
+}
+
+/// Returns the beginning of counting if it is less than an hour ago.
+fn late(contention: &Contention) -> Option<Minute> {
+    let is_late = contention.to.millis_since(contention.from) < HOUR_MS;
+    is_late.then(|| Minute::new(contention.from))
 }
 
 /// A step of a tree of waits.
@@ -232,6 +243,8 @@ struct Group<'a> {
 struct Groups<'a> {
     groups: Vec<Group<'a>>,
     more: usize,
+    /// The beginning of the counts, if that is less than an hour ago.
+    since: Option<Minute>,
 }
 
 impl HtmlSafe for Groups<'_> {}
@@ -254,6 +267,7 @@ impl<'a> Groups<'a> {
         Self {
             groups: groups.iter().take(MAX_GROUPS).map(group).collect(),
             more: groups.len().saturating_sub(MAX_GROUPS),
+            since: late(&page.contention),
         }
     }
 }

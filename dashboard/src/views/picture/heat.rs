@@ -27,8 +27,10 @@ pub(in super::super) struct Heat {
     width: usize,
     height: usize,
     marks: Vec<(u64, String)>,
-    /// The beginning of the picture, or of counting if that is later, in epoch milliseconds and as a time of day.
-    from: (u64, String),
+    /// The beginning of the picture, or of counting if that is later.
+    from: format::Minute,
+    /// The width of the minutes that were not counted.
+    unseen: u64,
     /// The number of groups without waits or problems, and that of groups for which there is no room.
     calm: usize,
     more: usize,
@@ -66,13 +68,16 @@ impl Heat {
         let row = |(i, group): (usize, &&GroupTally)| HeatRow::new(group, places, end, i * ROW);
         let rows: Vec<HeatRow> = busy.iter().take(MAX_ROWS).enumerate().map(row).collect();
         let mark = |at: SteadyMillis| (at.to_wall().0, time(at));
+        let (begin, width) = (end.minus(MINUTES as u64 * MINUTE_MS), MINUTES * COLUMN);
+        let not_counted = contention.from.millis_since(begin) / MINUTE_MS * COLUMN as u64;
         let marks = [60, 45, 30, 15, 0].map(|ago| mark(end.minus(ago * MINUTE_MS)));
         Self {
-            width: MINUTES * COLUMN,
+            width,
+            unseen: not_counted.min(width as u64),
             height: rows.len() * ROW,
             more: busy.len() - rows.len(),
             calm: calm.len(),
-            from: mark(contention.from.max(end.minus(MINUTES as u64 * MINUTE_MS))),
+            from: format::Minute::new(contention.from.max(begin)),
             marks: marks.into(),
             rows,
         }

@@ -5,13 +5,16 @@ use thin_vec::thin_vec;
 
 use redisson::{Kind, Moment};
 
-use super::fixtures::{ago, held, holder, incident, leaked, list, lock, overview};
+use super::fixtures::{ago, contended_lock, held, holder, incident, leaked, list, lock, overview};
+use crate::model::contention::Contention;
 use crate::model::types::{HolderView, LockId, LockView, RedView, Since, WaiterView};
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::release::batch::Batch;
 use crate::release::{Offer, Outcome};
-use crate::views::{IncidentPage, IncidentStep, incident_page, list_page, overview_page};
+use crate::views::{
+    IncidentPage, IncidentStep, OverviewPage, incident_page, list_page, overview_page,
+};
 
 /// Creates leaked locks of one holder.
 fn leaks(names: &[&str]) -> Vec<LockView> {
@@ -136,4 +139,20 @@ fn a_tree_names_the_waiter_above_and_counts_the_other_holders() {
     let contention = list_page(&list::<ContentionRow>(vec![root])).unwrap();
     let row = contention.split("<tr id=").find(|row| row.contains("prices")).expect("a row");
     assert!(row.contains("and 2 more"), "{row}");
+}
+
+#[test]
+fn counts_of_less_than_an_hour_say_since_when() {
+    let page = overview(vec![contended_lock()]);
+    let html = overview_page(&page).unwrap();
+    assert!(html.contains("<dt>Ran out or lost in an hour</dt>"), "{html}");
+    assert!(!html.contains("Counted since") && !html.contains("url(#hatch)"), "{html}");
+    let from = ago(180_000);
+    let contention = Arc::new(Contention { from, ..(*page.contention).clone() });
+    let html = overview_page(&OverviewPage { contention, ..page }).unwrap();
+    let since = format!("since <time data-minute=\"{}\">", from.to_wall().0);
+    for heading in ["Acquired", "Wait p99", "Ran out or lost", "Counted"] {
+        assert!(html.contains(&format!("{heading} {since}")), "{heading}: {html}");
+    }
+    assert!(html.contains("url(#hatch)") && html.contains("Hatched: before <time"), "{html}");
 }
