@@ -362,9 +362,10 @@ impl Pictures {
     /// Draws the pictures. `now` is the end of the timeline, even if the script counts the ages.
     fn new(page: &LockPage, now: SteadyMillis) -> Self {
         let window = &page.past;
+        let exact = window.holds.iter().filter(|hold| hold.since.exact);
         Self {
             timeline: timeline(page, known(page), now),
-            durations: Durations::new(window.holds.iter().filter_map(lasted).collect()),
+            durations: Durations::new(exact.filter_map(lasted).collect()),
             unreadable: window.unreadable,
         }
     }

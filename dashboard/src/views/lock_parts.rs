@@ -3,10 +3,10 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::format::{self, Clock, rfc3339};
+use super::format::{Clock, rfc3339};
 use super::owner_name::OwnerName;
 use super::page;
-use super::picture::{Timeline, ending_words};
+use super::picture::{Timeline, ending_words, lasted_words};
 use super::prose::Prose;
 use super::shell::RawKey;
 use super::{LockPage, ReleaseAccess, Subject, links};
@@ -126,21 +126,16 @@ pub(super) struct PastRow {
     name: OwnerName,
     ended: &'static str,
     from: Clock,
-    exact: bool,
     lasted: Option<String>,
 }
 
 impl PastRow {
     pub(super) fn new(page: &LockPage, hold: &PastHoldView) -> Self {
-        // An inexact duration is a lower bound: whole seconds are enough, and “less than” would make no sense.
-        let format = if hold.since.exact { format::short_duration } else { format::duration };
-        let lasted = hold.to.map(|to| format(to.millis_since(hold.since.at)));
         Self {
             name: OwnerName::remembered(&page.id.deployment, &hold.id, &page.chrome.names),
             ended: ending_words(hold),
             from: Clock::new(hold.since.at, page.chrome.now),
-            exact: hold.since.exact,
-            lasted,
+            lasted: lasted_words(hold),
         }
     }
 }

@@ -3,11 +3,11 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::format::{self, Ago, Clock};
+use super::format::{Ago, Clock};
 use super::lock_link::LockLink;
 use super::owner_name::{OwnerName, unit};
 use super::page::{self, Frame};
-use super::picture::{ending_words, lasted};
+use super::picture::{ending_words, lasted_words};
 use super::row::{Row, client_words, unverified_remark};
 use super::shell::RawKey;
 use super::{OwnerPage, links};
@@ -93,7 +93,7 @@ impl<'a> Past<'a> {
             holder: &hold.id,
             unit: unit(&hold.id),
             from: Clock::new(hold.since.at, page.chrome.now),
-            lasted: lasted(hold).map(format::short_duration).unwrap_or_default(),
+            lasted: lasted_words(hold).unwrap_or_default(),
             ended: ending_words(hold),
         });
         Self { past: past.collect() }

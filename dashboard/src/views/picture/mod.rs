@@ -12,7 +12,8 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format;
-use crate::model::types::{Ending, PastEnding, PastHoldView};
+use crate::clock::SteadyMillis;
+use crate::model::types::{Ending, PastEnding, PastHoldView, Since};
 
 pub(super) use circle::Circle;
 pub(super) use density::{Strip, word};
@@ -53,7 +54,7 @@ impl Spark {
                 odd.push_str(&bar);
             }
             let how = if wanted { String::new() } else { format!(" ({})", ending_words(hold)) };
-            words.push(format!("{}{how}", format::short_duration(millis)));
+            words.push(format!("{}{how}", lasted_words(hold).unwrap_or_default()));
         }
         Self {
             fine,
@@ -67,6 +68,20 @@ impl Spark {
 /// Returns the duration of a hold in milliseconds, or `None` while it lasts.
 pub(super) fn lasted(hold: &PastHoldView) -> Option<u64> {
     Some(hold.to?.millis_since(hold.since.at))
+}
+
+/// Returns the duration of a hold in words, or `None` while it lasts.
+pub(super) fn lasted_words(hold: &PastHoldView) -> Option<String> {
+    Some(words_until(hold.to?, hold.since))
+}
+
+/// Returns the time until an instant in words. A lower bound has whole seconds, since “less than” would make no sense.
+fn words_until(to: SteadyMillis, since: Since) -> String {
+    let millis = to.millis_since(since.at);
+    match since.exact {
+        true => format::short_duration(millis),
+        false => format!("≥ {}", format::duration(millis)),
+    }
 }
 
 /// Returns the end of a hold, in words.
@@ -93,8 +108,6 @@ fn height(millis: u64) -> u32 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::clock::SteadyMillis;
-    use crate::model::types::Since;
 
     pub(crate) fn hold(id: &str, from: u64, to: u64, ended: &'static str) -> PastHoldView {
         PastHoldView {

@@ -8,12 +8,13 @@ use askama::filters::HtmlSafe;
 use super::super::PastWindow;
 use super::super::format::{self, rfc3339};
 use super::super::owner_name::OwnerName;
-use super::ending_words;
 use super::time_axis::{Mark, TimeAxis};
+use super::{ending_words, words_until};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{
-    Ending, HolderView, LockView, PastEnding, PastHoldView, Renewals, State, WaiterView, client_of,
+    Ending, HolderView, LockView, PastEnding, PastHoldView, Renewals, Since, State, WaiterView,
+    client_of,
 };
 use crate::text::visible;
 
@@ -118,6 +119,12 @@ const LEGEND: [(&str, &str); 6] = [
     ("waits", "waits"),
 ];
 
+/// Returns the beginning of something, in words.
+fn began(since: Since) -> String {
+    let earlier = if since.exact { "" } else { " or earlier" };
+    format!("{}{earlier}", rfc3339(since.at))
+}
+
 /// The lanes while the picture is drawn.
 struct Lanes<'a> {
     axis: TimeAxis,
@@ -132,7 +139,7 @@ struct Lanes<'a> {
 impl Lanes<'_> {
     fn add_holders(&mut self, holders: &[HolderView]) {
         for holder in holders {
-            let words = format!("holds it since {}", rfc3339(holder.since.at));
+            let words = format!("holds it since {}", began(holder.since));
             let bar = self.bar(holder.since.at, self.now, "now", words, "holds it".to_owned());
             self.add(&holder.id, false, bar);
         }
@@ -143,10 +150,9 @@ impl Lanes<'_> {
         let (mut ended, from) = (0, self.axis.from);
         for hold in holds.iter().filter(|hold| hold.to.is_none_or(|to| to >= from)) {
             let to = hold.to.unwrap_or(self.now);
-            let lasted = format::short_duration(to.millis_since(hold.since.at));
+            let lasted = words_until(to, hold.since);
             let ending = ending_words(hold);
-            let since = rfc3339(hold.since.at);
-            let words = format!("held it from {since} for {lasted}, {ending}");
+            let words = format!("held it from {} for {lasted}, {ending}", began(hold.since));
             let short = format!("{ending} after {lasted}");
             let bar = self.bar(hold.since.at, to, class(hold.ended), words, short);
             self.add(&hold.id, false, bar);
@@ -157,7 +163,7 @@ impl Lanes<'_> {
 
     fn add_waiters(&mut self, waiters: &[WaiterView]) {
         for waiter in waiters {
-            let words = format!("waits since {}", rfc3339(waiter.since.at));
+            let words = format!("waits since {}", began(waiter.since));
             let bar = self.bar(waiter.since.at, self.now, "waits", words, "waits".to_owned());
             self.add(&waiter.id, true, bar);
         }
@@ -372,8 +378,6 @@ mod tests {
     use super::super::super::tests::fixtures::{held, holder};
     use super::super::tests::hold;
     use super::*;
-    use crate::model::types::Since;
-
     const NOW: SteadyMillis = SteadyMillis(10_000_000);
 
     fn window(holds: Vec<PastHoldView>) -> PastWindow {

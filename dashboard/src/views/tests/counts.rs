@@ -5,15 +5,22 @@ use thin_vec::thin_vec;
 
 use redisson::{Kind, Moment};
 
-use super::fixtures::{ago, contended_lock, held, holder, incident, leaked, list, lock, overview};
+use super::fixtures::{
+    ago, contended_lock, held, history, holder, incident, leaked, list, lock, overview, owner,
+    past, stuck,
+};
 use crate::model::contention::Contention;
-use crate::model::types::{HolderView, LockId, LockView, RedView, Since, WaiterView};
+use crate::model::types::{
+    HolderView, LockId, LockView, PastHoldView, PastOfLock, RedView, Since, WaiterView,
+};
+use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::release::batch::Batch;
 use crate::release::{Offer, Outcome};
 use crate::views::{
-    IncidentPage, IncidentStep, OverviewPage, incident_page, list_page, overview_page,
+    IncidentPage, IncidentStep, LockPage, OverviewPage, PastWindow, incident_page, list_page,
+    lock_page, overview_page, owner_page,
 };
 
 /// Creates leaked locks of one holder.
@@ -155,4 +162,31 @@ fn counts_of_less_than_an_hour_say_since_when() {
         assert!(html.contains(&format!("{heading} {since}")), "{heading}: {html}");
     }
     assert!(html.contains("url(#hatch)") && html.contains("Hatched: before <time"), "{html}");
+}
+
+fn inexact(holds: Vec<PastHoldView>) -> Vec<PastHoldView> {
+    let unseen =
+        |hold: PastHoldView| PastHoldView { since: Since { exact: false, ..hold.since }, ..hold };
+    holds.into_iter().map(unseen).collect()
+}
+
+#[test]
+fn a_hold_whose_beginning_was_not_seen_has_a_lower_bound() {
+    let mut page = owner(&stuck());
+    page.past.iter_mut().for_each(|(_, hold)| hold.since.exact = false);
+    let html = owner_page(&page).unwrap();
+    assert!(html.contains("data-label=\"Held for\">≥ 1m 30s</td>"), "{html}");
+
+    let window = PastWindow { holds: inexact(past().holds), ..past() };
+    let html = lock_page(&LockPage { past: window, ..lock(stuck()) }).unwrap();
+    assert!(html.contains(" or earlier for ≥ 1m 30s, handed over"), "{html}");
+    assert!(html.contains("holds it since ") && html.contains("Z or earlier"), "{html}");
+    assert!(!html.contains("class=\"durations\""), "nobody knows how long they were held");
+
+    let mut known = contended_lock();
+    known.history = PastOfLock { past: inexact(past().holds), ..PastOfLock::default() }.into();
+    let html = lock_page(&lock(known.clone())).unwrap();
+    assert!(html.contains("data-label=\"Held for\">≥ 1m 30s</td>"), "{html}");
+    let html = list_page(&list::<LockRow>(vec![known])).unwrap();
+    assert!(html.contains("the oldest first: ≥ 3m 20s"), "{html}");
 }
