@@ -188,6 +188,7 @@ impl App {
             to: span.to,
             lock: span.lock.clone(),
             rows: Vec::new(),
+            cursor: params.cursor.clone(),
             older: None,
             newer: None,
             reached: None,

@@ -183,6 +183,12 @@ impl EventFilter {
     pub fn without_types(text: &str) -> String {
         without(text, |term: &Term| matches!(term, Term::Event(_)))
     }
+
+    /// Returns a filter as written, without the terms that are not about holds.
+    #[must_use]
+    pub fn without_events(text: &str) -> String {
+        without(text, Term::is_about_events)
+    }
 }
 
 #[cfg(test)]

@@ -256,6 +256,8 @@ struct Then {
     more: bool,
     complete: bool,
     gap: bool,
+    json: String,
+    csv: String,
 }
 
 impl HtmlSafe for Then {}
@@ -283,6 +285,17 @@ impl Then {
         // The shorter span is a tenth of this one, with the cursor in its middle.
         let part = (span / 20).max(1_000);
         let latest = page.chrome.now.max(at);
+        let api = |format: &str| {
+            let filter = EventFilter::without_events(&page.filter);
+            let filter = Some(filter).filter(|filter| !filter.is_empty());
+            let query = [
+                ("at", Some(rfc3339(at))),
+                ("filter", filter),
+                ("format", Some(format.to_owned())),
+            ];
+            let given = query.into_iter().filter_map(|(key, value)| Some((key, value?)));
+            links::with("/api/v1/held", &given.collect::<Vec<_>>())
+        };
         Some(Self {
             at: Clock::new(at, page.chrome.now),
             close: address.here(&page.filter, &[]),
@@ -294,6 +307,8 @@ impl Then {
             more: then.total > then.holds.len(),
             complete: then.complete,
             gap: then.gap.is_some(),
+            json: api("json"),
+            csv: api("csv"),
         })
     }
 }
@@ -354,6 +369,7 @@ pub fn history_page(page: &HistoryPage) -> Result<String, askama::Error> {
             query.push(("filter", page.filter.clone()));
         }
         query.push(("order", "desc".to_owned()));
+        query.extend(page.cursor.clone().map(|cursor| ("cursor", cursor)));
         query.push(("format", format.to_owned()));
         links::with("/api/v1/events", &query)
     };

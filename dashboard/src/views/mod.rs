@@ -301,6 +301,8 @@ pub struct HistoryPage {
     pub lock: Option<LockId>,
     /// The events, newest first, at most 100.
     pub rows: Vec<EventRow>,
+    /// The cursor of this page, or `None` on the first page.
+    pub cursor: Option<String>,
     /// The cursor of older events, if there are any.
     pub older: Option<String>,
     /// The cursor of newer events, if there are any.

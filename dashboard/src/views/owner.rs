@@ -111,9 +111,10 @@ struct OwnerTemplate<'a> {
     rows: Vec<Row<'a>>,
     waits: Waits,
     past: Past<'a>,
-    /// The addresses of all locks that it holds, as a table and as JSON.
+    /// The addresses of all locks that it holds, as a table, as JSON and as CSV.
     all: String,
     json: String,
+    csv: String,
 }
 
 /// Renders the page.
@@ -135,7 +136,8 @@ pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
         waits: Waits::new(page),
         past: Past::new(page),
         all: links::filtered(&filter),
-        json: links::with("/api/v1/locks", &[("filter", filter)]),
+        json: links::with("/api/v1/locks", &[("filter", filter.clone())]),
+        csv: links::with("/api/v1/locks", &[("filter", filter), ("format", "csv".to_owned())]),
     }
     .render()
 }

@@ -6,8 +6,8 @@ use thin_vec::thin_vec;
 use redisson::{Kind, Moment};
 
 use super::fixtures::{
-    ago, contended_lock, held, history, holder, incident, leaked, list, lock, overview, owner,
-    past, stuck,
+    ago, contended_lock, happened, held, history, history_at, holder, incident, leaked, list, lock,
+    overview, owner, past, stuck,
 };
 use crate::model::contention::Contention;
 use crate::model::types::{
@@ -19,8 +19,8 @@ use crate::query::incidents::IncidentRow;
 use crate::release::batch::Batch;
 use crate::release::{Offer, Outcome};
 use crate::views::{
-    IncidentPage, IncidentStep, LockPage, OverviewPage, PastWindow, incident_page, list_page,
-    lock_page, overview_page, owner_page,
+    HistoryPage, IncidentPage, IncidentStep, LockPage, OverviewPage, PastWindow, history_page,
+    incident_page, list_page, lock_page, overview_page, owner_page,
 };
 
 /// Creates leaked locks of one holder.
@@ -189,4 +189,25 @@ fn a_hold_whose_beginning_was_not_seen_has_a_lower_bound() {
     assert!(html.contains("data-label=\"Held for\">≥ 1m 30s</td>"), "{html}");
     let html = list_page(&list::<LockRow>(vec![known])).unwrap();
     assert!(html.contains("the oldest first: ≥ 3m 20s"), "{html}");
+}
+
+#[test]
+fn the_links_of_the_history_lead_to_what_it_shows() {
+    let shown = |page: HistoryPage| history_page(&page).unwrap().replace("&#38;", "&");
+    let first = shown(history(true, happened()));
+    assert!(!first.contains("&order=desc&cursor="), "{first}");
+    let cursor = Some("before-1-2-3".to_owned());
+    let older = shown(HistoryPage { cursor, ..history(true, happened()) });
+    for format in ["json", "csv"] {
+        let link = format!("&order=desc&cursor=before-1-2-3&format={format}\"");
+        assert!(older.contains(&link), "{older}");
+    }
+    let filter = "orders:* event:ended problem:any ended:released owner:x".to_owned();
+    let then = shown(HistoryPage { filter, ..history_at() });
+    let at = crate::views::rfc3339(ago(60_000));
+    for format in ["json", "csv"] {
+        let query = format!("at={at}&filter=orders:*%20owner:x&format={format}");
+        assert!(then.contains(&format!("href=\"/api/v1/held?{query}\"")), "{then}");
+    }
+    assert!(owner_page(&owner(&stuck())).unwrap().contains("format=csv\">as CSV</a>"));
 }

@@ -482,6 +482,7 @@ pub(in crate::views) fn history(kept: bool, rows: Vec<EventRow>) -> HistoryPage 
         from,
         to,
         lock: kept.then(|| id(&hostile_names()[0])),
+        cursor: None,
         older: (!rows.is_empty()).then(|| "before-1-2-3".into()),
         newer: None,
         reached: None,
