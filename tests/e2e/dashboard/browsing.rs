@@ -125,6 +125,42 @@ async fn every_page_is_accessible() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_page_in_trouble_is_accessible() -> Result<()> {
+    let mut shown = Shown::new().await?;
+    let axe = axe()?;
+    let word = r#"{"problem": "leaked", "reason": "known since noon", "for": "1h"}"#;
+    let headers = [("Content-Type", "application/json")];
+    let (port, path) = (shown.bench.dashboard.port(), "/api/v1/acknowledge?name=leaked");
+    let answer = http::request(port, "POST", path, &headers, word).await?;
+    ensure!(answer.status == 200, "{}", answer.body);
+    let browser = Browser::start().await?;
+    browser.open(&shown.bench.dashboard.url("/problems")).await?;
+    until(&browser, "document.querySelector('#rows .badge.acknowledged')").await;
+    assert_accessible(&browser, &axe, "an acknowledged incident").await?;
+    let cut_off = "document.body.classList.contains('cut-off')";
+
+    // Locks that an incident has in hand, one that is gone while a row has the focus, and no connection.
+    browser.open(&shown.bench.dashboard.url("/?sort=name")).await?;
+    let word = "document.querySelector('#rows .badge.acknowledged .certainty')";
+    until(&browser, &format!("{word}.checkVisibility()")).await;
+    browser.press("j").await?;
+    ensure!(shown.java.unlock("plain").await?, "not held");
+    until(&browser, "document.querySelector('#rows tr.gone')").await;
+    shown.bench.dashboard.process().freeze().await?;
+    until(&browser, cut_off).await;
+    assert_accessible(&browser, &axe, "a list without a connection").await?;
+    shown.bench.dashboard.process().thaw()?;
+
+    browser.open(&shown.bench.dashboard.url("/lock?name=leaked")).await?;
+    until(&browser, "document.getElementById('health').innerText === 'Live'").await;
+    shown.bench.dashboard.process().freeze().await?;
+    until(&browser, cut_off).await;
+    assert_accessible(&browser, &axe, "a lock without a connection").await?;
+    shown.bench.dashboard.process().thaw()?;
+    Ok(())
+}
+
 /// Checks that axe reports no violations on the page, in light and in dark colours.
 pub(super) async fn assert_accessible(browser: &Browser, axe: &str, what: &str) -> Result<()> {
     for theme in ["light", "dark"] {
