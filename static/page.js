@@ -24,15 +24,24 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest?.("button.copy");
     if (!button) return;
-    const label = button.dataset.label ??= button.textContent;
+    // The word on the button, before what a screen reader calls the copied text.
+    const word = button.firstChild;
+    const label = button.dataset.label ??= word.data;
+    const say = (result) => {
+      word.data = result;
+      byId("copied").textContent = result;
+    };
     try {
       await copy(button.dataset.copy);
-      button.textContent = "Copied";
+      say("Copied ");
     } catch {
-      button.textContent = "Not allowed";
+      say("Not allowed ");
     }
     button.focus();
-    setTimeout(() => { button.textContent = label; }, 1500);
+    setTimeout(() => {
+      word.data = label;
+      byId("copied").textContent = "";
+    }, 1500);
   });
 
   // --- Colours: the system's choice, light or dark.

@@ -161,6 +161,25 @@ async fn a_page_in_trouble_is_accessible() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_screen_reader_hears_what_was_copied() -> Result<()> {
+    let shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    browser.open(&shown.bench.dashboard.url("/lock?name=plain")).await?;
+    let click = "const button = document.querySelector('#lock-holders .copy');
+        window.heard = [];
+        new MutationObserver(() => {
+            const said = document.getElementById('copied').textContent;
+            if (said) window.heard.push(`${said}: ${button.textContent}`);
+        }).observe(document.getElementById('copied'), { childList: true });
+        button.click(); return button.dataset.copy";
+    let id = browser.run(click).await?;
+    let id = id.as_str().context("no id")?;
+    let heard = format!("/^(Copied|Not allowed) : \\1 the holder id {id}/.test(heard[0])");
+    until(&browser, &heard).await;
+    Ok(())
+}
+
 /// Checks that axe reports no violations on the page, in light and in dark colours.
 pub(super) async fn assert_accessible(browser: &Browser, axe: &str, what: &str) -> Result<()> {
     for theme in ["light", "dark"] {

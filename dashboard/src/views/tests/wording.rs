@@ -81,6 +81,15 @@ fn an_open_problem_comes_before_a_worse_one_that_is_acknowledged() {
 }
 
 #[test]
+fn a_button_names_what_it_copies() {
+    let view = leaked();
+    let id = view.holders[0].id.clone();
+    let page = lock_page(&lock(view)).unwrap();
+    let button = format!("Copy <span class=\"unseen\">the holder id {id}</span></button>");
+    assert!(page.contains(&button) && !page.contains("aria-label=\"Copy"), "{page}");
+}
+
+#[test]
 fn a_cell_that_may_be_cut_off_has_all_of_it_as_its_title() {
     let mut lock = held(b"prices", 1, 4_000);
     lock.holders.push(holder(2, 3, 9_000, true));
