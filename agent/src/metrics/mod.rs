@@ -307,8 +307,8 @@ impl Metrics {
             )?,
             redis_server_info: make.gauges(
                 "redis_server_info",
-                "The server whose locks this agent takes; the value is 1.",
-                &["deployment", "node", "run_id"],
+                "The server and the database whose locks this agent takes; the value is 1.",
+                &["deployment", "node", "run_id", "db"],
             )?,
             unserved_slots: make.gauges(
                 "unserved_slots",

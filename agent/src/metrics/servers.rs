@@ -71,11 +71,12 @@ impl Metrics {
     }
 
     /// Exports which server a connection leads to, in place of `before`.
-    pub(crate) fn server_known(&self, node: &str, before: Option<&str>, run_id: &str) {
+    pub(crate) fn server_known(&self, node: &str, db: &str, before: Option<&str>, run_id: &str) {
+        let info = &self.redis_server_info;
         if let Some(before) = before {
-            self.redis_server_info.remove_label_values(&[&self.deployment, node, before]).ok();
+            info.remove_label_values(&[&*self.deployment, node, before, db]).ok();
         }
-        self.redis_server_info.with_label_values(&[&*self.deployment, node, run_id]).set(1);
+        info.with_label_values(&[&*self.deployment, node, run_id, db]).set(1);
     }
 
     /// Records how many slots of the cluster no node serves.

@@ -103,6 +103,7 @@ struct News {
     evicts: Option<bool>,
     /// The run id of the server.
     run_id: Option<String>,
+    db: String,
     /// The server on which the holds were last verified.
     verified: Option<Verified>,
     /// It is a node of a cluster, or one of the servers of red locks.
@@ -188,6 +189,7 @@ impl RedisNode {
             connections: 0,
             evicts: None,
             run_id: None,
+            db: endpoint.db().to_string(),
             verified: None,
             part: options.red || options.in_cluster,
             unguarded: false,
@@ -395,7 +397,7 @@ impl News {
             && let Some(run_id) = &info.run_id
             && self.run_id.as_ref() != Some(run_id)
         {
-            self.metrics.server_known(&self.node, self.run_id.as_deref(), run_id);
+            self.metrics.server_known(&self.node, &self.db, self.run_id.as_deref(), run_id);
             self.run_id = Some(run_id.clone());
         }
     }

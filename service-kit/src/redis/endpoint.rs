@@ -128,6 +128,12 @@ impl Endpoint {
         self.rules.master_only
     }
 
+    /// Returns the database.
+    #[must_use]
+    pub fn db(&self) -> u32 {
+        self.login.db()
+    }
+
     /// Returns the credentials, at an address that may be outdated.
     pub(super) fn login(&self) -> &Target {
         &self.login
