@@ -77,10 +77,17 @@ pub fn start(
         .build()
         .context("cannot create a runtime for HTTP")?;
     service_kit::metrics::register_runtime(&registry, "http", runtime.handle().clone())?;
+    let journal = status.clone();
     let missing = PullingGauge::new(
         "lockscope_agent_socket_missing",
         "1 while the socket's file is missing, so that no worker can connect.",
         Box::new(move || f64::from(u8::from(status.borrow().socket_missing))),
+    );
+    registry.register(Box::new(missing?))?;
+    let missing = PullingGauge::new(
+        "lockscope_agent_journal_missing",
+        "1 if the agent has found no usable journal at its start, so that sessions get no grace.",
+        Box::new(move || f64::from(u8::from(journal.borrow().journal_missing.is_some()))),
     );
     registry.register(Box::new(missing?))?;
     send.send(runtime).context("the HTTP thread has ended")?;
@@ -296,6 +303,10 @@ mod tests {
         server.status.send_replace(missing);
         assert!(server.get("/readyz").contains("no worker can connect"));
         assert!(server.get("/metrics").contains("lockscope_agent_socket_missing 1"));
+        assert!(server.get("/metrics").contains("lockscope_agent_journal_missing 0"));
+        let journal_missing = Some("it cannot be written".to_owned());
+        server.status.send_replace(Status { journal_missing, ..Status::default() });
+        assert!(server.get("/metrics").contains("lockscope_agent_journal_missing 1"));
         server.status.send_replace(Status { redis_up: true, draining: true, ..Status::default() });
         assert!(server.get("/readyz").contains("draining"));
         assert!(server.get("/metrics").contains("tokio_workers{runtime=\"http\"} 1"));

@@ -293,6 +293,8 @@ pub struct Status {
     pub refusal: Option<Refusal>,
     /// The socket's file is missing, so that no worker can connect.
     pub socket_missing: bool,
+    /// The reason why there is no journal, so that sessions get no grace; `None` if there is one, or none is needed.
+    pub journal_missing: Option<String>,
     /// New locks are refused because the agent is shutting down.
     pub draining: bool,
     pub holds: usize,

@@ -84,7 +84,7 @@ pub(crate) struct Status {
 }
 
 /// The fields of INFO about the agent, with their names in the output.
-const FIELDS: [(&str, &str); 9] = [
+const FIELDS: [(&str, &str); 10] = [
     ("lockscope_version", "version"),
     ("process_id", "pid"),
     ("agent", "agent"),
@@ -92,6 +92,7 @@ const FIELDS: [(&str, &str); 9] = [
     ("redis", "redis"),
     ("redis_refusal", "redis_refusal"),
     ("draining", "draining"),
+    ("journal_missing", "journal_missing"),
     ("holds", "holds"),
     ("waiters", "waiters"),
 ];
@@ -124,6 +125,7 @@ pub(crate) async fn status(agent: &mut Agent, as_json: bool) -> Result<Status, F
             "redis_up" => format!("{:<10}{}", "redis up", yes(text)),
             "draining" => format!("{:<10}{}", "draining", yes(text)),
             "redis_refusal" => format!("{:<10}{}", "refuses", printable(text.as_bytes())),
+            "journal_missing" => format!("{:<10}{}", "no grace", printable(text.as_bytes())),
             name => format!("{name:<10}{}", printable(text.as_bytes())),
         };
         fields.iter().filter(|(_, text)| !text.is_empty()).map(line).collect()

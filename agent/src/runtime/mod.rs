@@ -158,6 +158,7 @@ pub fn start(
     // Half, so that a NOWAIT learns that replicas are missing before its own timeout.
     let replicas = Replicas { wanted: start.settings.min_replicas, timeout: timeout / 2 };
     let (servers, news) = Servers::start(start.servers, timeout, replicas, &metrics, shutdown);
+    let grants_grace = !start.settings.max_grace.is_zero();
     let mut core = Core::new(start.settings, client, start.first_number, start.grouping, now());
     core.set_policy(start.policy);
     let journal = match start.journal {
@@ -166,6 +167,9 @@ pub fn start(
             Some(Writer::new(file))
         }
         Err(why) => {
+            if grants_grace {
+                status_sender.send_modify(|status| status.journal_missing = Some(why.clone()));
+            }
             core.without_journal(why);
             None
         }

@@ -259,9 +259,10 @@ fn command(args: Args<'_>) -> Frame {
 
 fn info(agent: &AgentInfo) -> String {
     let status = agent.status.borrow();
-    let redis = status.detail.split_whitespace().collect::<Vec<_>>().join(" ");
-    let refusal = status.refusal(Moment::from_micros(boot_micros())).unwrap_or_default();
-    let refusal = refusal.split_whitespace().collect::<Vec<_>>().join(" ");
+    let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let redis = line(&status.detail);
+    let refusal = line(status.refusal(Moment::from_micros(boot_micros())).unwrap_or_default());
+    let journal = line(status.journal_missing.as_deref().unwrap_or_default());
     let (redis_up, draining) = (u8::from(status.redis_up), u8::from(status.draining));
     let (version, pid) = (env!("CARGO_PKG_VERSION"), std::process::id());
     format!(
@@ -271,7 +272,7 @@ fn info(agent: &AgentInfo) -> String {
          # Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n\
          # Cluster\r\ncluster_enabled:0\r\n\r\n\
          # Lockscope\r\nagent:{}\r\nredis_up:{redis_up}\r\nredis:{redis}\r\nredis_refusal:{refusal}\r\ndraining:{draining}\r\n\
-         holds:{}\r\nwaiters:{}\r\n",
+         journal_missing:{journal}\r\nholds:{}\r\nwaiters:{}\r\n",
         agent.client, status.holds, status.waiters
     )
 }

@@ -116,6 +116,8 @@ async fn with_a_read_only_state_folder_there_are_locks_but_no_grace() -> Result<
     lock(&mut worker, "LOCK a").await?;
     let log = stand.process.log();
     ensure!(log.contains("Read-only file system") && log.contains("new identity"), "{log}");
+    let info = worker.call("INFO").await?.to_string();
+    ensure!(info.contains("journal_missing:the agent has no usable state folder"), "{info}");
     Ok(())
 }
 
