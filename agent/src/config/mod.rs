@@ -85,7 +85,7 @@ struct Flags {
     /// passed by the service manager takes precedence
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Permissions of the socket, in octal digits
+    /// Permissions of the socket, in octal digits; not of one that the service manager passes
     #[arg(long, value_name = "MODE", default_value = "0660", value_parser = octal)]
     socket_mode: u32,
     /// Accept a socket mode that gives every user of this host access, which is rejected otherwise
@@ -95,7 +95,7 @@ struct Flags {
     /// acquire all locks
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Group of the socket, by name or number
+    /// Group of the socket, by name or number; not of one that the service manager passes
     #[arg(long, value_name = "GROUP", value_parser = socket::group_id)]
     socket_group: Option<u32>,
     /// Address for metrics and health checks over HTTP

@@ -26,6 +26,8 @@ use crate::types::Status;
 
 /// The length of the accept queue; the kernel limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
+/// The default of `--socket-mode`.
+const DEFAULT_MODE: u32 = 0o660;
 /// The longest path in bytes to which clients can connect.
 const LONGEST_PATH: usize = 107;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -87,7 +89,7 @@ pub fn group_id(group: &str) -> Result<u32, String> {
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
-    /// `None` if the service manager's file is not visible here, as in a container.
+    /// `None` if the folder of the service manager's file is not visible here, as in a container.
     file: Option<SocketFile>,
     /// Receives whether the file is missing.
     status: watch::Sender<Status>,
@@ -97,7 +99,8 @@ pub struct Socket {
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    inode: (u64, u64),
+    /// `None` if it was missing when the service manager passed the socket.
+    inode: Option<(u64, u64)>,
     /// The settings to create it again; `None` if the service manager owns it.
     settings: Option<SocketSettings>,
     /// The latest attempt to create it again, which has failed.
@@ -120,7 +123,14 @@ impl Socket {
     /// Fails if the path is in use by a running agent, is not a socket, or cannot be written.
     pub async fn open(settings: &SocketSettings) -> anyhow::Result<Self> {
         match passed().context("cannot use the socket passed by the service manager")? {
-            Some(listener) => Ok(Self::owned_by_manager(listener)),
+            Some(listener) => {
+                if settings.group.is_some() || settings.mode != DEFAULT_MODE {
+                    let warning = "--socket-mode and --socket-group have no effect on a socket that the service manager \
+                                   passes: set SocketMode= and SocketGroup= in its unit";
+                    tracing::warn!(warning, "risky setting");
+                }
+                Ok(Self::owned_by_manager(listener))
+            }
             None => Self::bind(settings).await,
         }
     }
@@ -128,9 +138,10 @@ impl Socket {
     fn owned_by_manager(listener: UnixListener) -> Self {
         let address = listener.local_addr().ok();
         let path = address.as_ref().and_then(|address| address.as_pathname());
-        let file = path.and_then(|path| {
-            let inode = inode_of(path).ok()?;
-            Some(SocketFile { path: path.to_owned(), inode, settings: None, failed: None })
+        let path = path.filter(|path| path.parent().is_some_and(Path::is_dir));
+        let file = path.map(|path| {
+            let inode = inode_of(path).ok();
+            SocketFile { path: path.to_owned(), inode, settings: None, failed: None }
         });
         Self { listener, file, status: watch::Sender::default() }
     }
@@ -175,7 +186,7 @@ impl Socket {
             }
         };
         let (path, settings) = (path.clone(), Some(settings.clone()));
-        let file = Some(SocketFile { path, inode, settings, failed: None });
+        let file = Some(SocketFile { path, inode: Some(inode), settings, failed: None });
         Ok(Self { listener, file, status: watch::Sender::default() })
     }
 
@@ -237,7 +248,7 @@ impl SocketFile {
     fn place(&self) -> Place {
         use io::ErrorKind::{NotADirectory, NotFound};
         match inode_of(&self.path) {
-            Ok(inode) if inode != self.inode => Place::Other,
+            Ok(inode) if Some(inode) != self.inode => Place::Other,
             Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Place::Nothing,
             Ok(_) | Err(_) => Place::Own,
         }
@@ -249,7 +260,7 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let path = &self.path;
         if self.settings.is_some()
-            && inode_of(path).is_ok_and(|inode| inode == self.inode)
+            && inode_of(path).is_ok_and(|inode| Some(inode) == self.inode)
             && let Err(error) = fs::remove_file(path)
         {
             tracing::warn!(path = %path.display(), %error, "could not remove the socket file");
@@ -483,6 +494,19 @@ mod tests {
         assert!(!reported.borrow().socket_missing);
         drop(socket);
         assert_eq!(entries(&folder), ["passed.sock"]);
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_was_removed_before_the_agent_got_it_is_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("passed.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let mut socket = Socket::owned_by_manager(listener);
+        let (status, reported) = watch::channel(Status::default());
+        socket.report_to(status);
+        socket.restore().await;
+        assert!(reported.borrow().socket_missing);
     }
 
     #[tokio::test]

@@ -68,7 +68,8 @@ impl Manager {
     /// Starts an agent with the socket, and waits until it is ready.
     async fn start(&mut self, version: Version) -> Result<Process> {
         for _ in 0..20 {
-            let flags = ["--lease", "60s", "--drain-timeout", "5m"].map(str::to_owned);
+            let flags = ["--lease", "60s", "--drain-timeout", "5m", "--socket-mode", "0600"];
+            let flags = flags.map(str::to_owned);
             let service = agent::command(self.folder.path(), &self.redis.url(), self.port, &flags)?;
             let mut command = process::command(Path::new("/bin/sh"));
             command.args(["-c", AS_A_SERVICE, "sh"]).args(version.arguments(&service));
@@ -326,5 +327,6 @@ async fn a_removed_socket_of_the_service_manager_is_reported() -> Result<()> {
     .await;
     let log = agent.log();
     ensure!(log.contains("no worker can connect") && log.contains("restart the unit"), "{log}");
+    ensure!(log.contains("--socket-group have no effect on a socket"), "{log}");
     Ok(())
 }
