@@ -2,7 +2,8 @@
 //! those of all earlier runs.
 //!
 //! The uuid is stored in the state folder, which only one agent uses at a time. It is bound to the machine and to the
-//! folder itself, so that a copy elsewhere cannot make two agents look like one holder.
+//! folder itself, so that a copy of its files cannot make two agents look like one holder. It is the same on a copy of the whole
+//! disk that keeps the machine id.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

@@ -1,8 +1,11 @@
 //! Checks every second which workers with holds or waits are stopped (SIGSTOP or a debugger).
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -21,8 +24,19 @@ pub fn start(core: mpsc::Sender<Input>, shutdown: &Shutdown) {
     });
 }
 
+/// What `/proc` shows of a process.
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    Stopped,
+    /// It is not stopped, or has ended.
+    Other,
+    /// It lives, and its state cannot be read, as with the mount option `hidepid`.
+    Hidden,
+}
+
 async fn watch(core: mpsc::Sender<Input>) {
     let mut pause = INTERVAL;
+    let mut warned = false;
     loop {
         tokio::time::sleep(pause).await;
         let (reply, busy) = oneshot::channel();
@@ -33,10 +47,25 @@ async fn watch(core: mpsc::Sender<Input>) {
         // On another thread than the one that serves locks, since many processes take a while.
         let checked = tokio::task::spawn_blocking(move || {
             let began = Instant::now();
-            let stopped: BTreeSet<i32> = pids.into_iter().filter(|pid| is_stopped(*pid)).collect();
-            (stopped, began.elapsed())
+            let (mut stopped, mut hidden) = (BTreeSet::new(), None);
+            for pid in pids {
+                match state(Path::new("/proc"), pid) {
+                    State::Stopped => {
+                        stopped.insert(pid);
+                    }
+                    State::Hidden => hidden = Some(pid),
+                    State::Other => {}
+                }
+            }
+            (stopped, hidden, began.elapsed())
         });
-        let Ok((stopped, took)) = checked.await else { return };
+        let Ok((stopped, hidden, took)) = checked.await else { return };
+        if let Some(pid) = hidden.filter(|_| !std::mem::replace(&mut warned, true)) {
+            tracing::warn!(
+                pid,
+                "workers' processes are hidden in /proc: stopped ones are not noticed"
+            );
+        }
         pause = INTERVAL.max(took * MIN_PAUSE_RATIO);
         if core.send(Input::Stopped(stopped)).await.is_err() {
             return;
@@ -44,12 +73,16 @@ async fn watch(core: mpsc::Sender<Input>) {
     }
 }
 
-fn is_stopped(pid: i32) -> bool {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+fn state(proc: &Path, pid: i32) -> State {
+    let Ok(stat) = std::fs::read(proc.join(pid.to_string()).join("stat")) else {
+        let lives = Pid::from_raw(pid)
+            .is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)));
+        return if lives { State::Hidden } else { State::Other };
+    };
     // The name before the state is in parentheses and may contain any byte.
     let end = stat.iter().rposition(|byte| *byte == b')');
     let state = end.and_then(|end| stat.get(end + 2));
-    matches!(state, Some(b'T' | b't'))
+    if matches!(state, Some(b'T' | b't')) { State::Stopped } else { State::Other }
 }
 
 #[cfg(test)]
@@ -64,17 +97,20 @@ mod tests {
     async fn stopped_processes_are_detected() {
         let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        assert!(!is_stopped(pid));
+        let state_of = |pid| state(Path::new("/proc"), pid);
+        assert_eq!(state_of(pid), State::Other);
+        let hides = tempfile::tempdir().unwrap();
+        assert_eq!(state(hides.path(), pid), State::Hidden);
         let process = Pid::from_raw(pid).unwrap();
         kill_process(process, Signal::STOP).unwrap();
         let stopped = async {
-            while !is_stopped(pid) {
+            while state_of(pid) != State::Stopped {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::time::timeout(Duration::from_secs(30), stopped).await.unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!is_stopped(pid) && !is_stopped(i32::MAX));
+        assert_eq!([state_of(pid), state_of(i32::MAX)], [State::Other, State::Other]);
     }
 }
