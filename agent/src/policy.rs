@@ -139,7 +139,12 @@ impl Policy {
         match (rule.max_wait, request.wait) {
             (Some(most), Wait::Forever) => {
                 let most = most.as_millis();
-                deny("wait", format!("may be awaited by {who} for at most {most} ms: add WAIT"))
+                deny(
+                    "wait",
+                    format!(
+                        "may be awaited by {who} for at most {most} ms: add WAIT (lockctl exec: --wait)"
+                    ),
+                )
             }
             (Some(most), Wait::AtMost(wait)) if wait > most => {
                 let (wait, most) = (wait.as_millis(), most.as_millis());

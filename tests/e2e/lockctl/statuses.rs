@@ -122,6 +122,7 @@ async fn a_policy_denial_has_its_own_status() -> Result<()> {
     for (words, status, sentence) in [
         ("billing:1", 77, "billing:1"),
         ("--wait 2m orders:1", 77, "(DENIED)"),
+        ("orders:1", 77, "--wait"),
         ("--wait 1m orders:1", 0, ""),
     ] {
         let (code, said) = desk.exec(words, "touch ran")?.end().await?;
