@@ -65,7 +65,7 @@ struct Flags {
     /// Address for pages, API and metrics
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9761", value_parser = settings::socket_address)]
     listen: SocketAddr,
-    /// Separate address for metrics; by default that of the pages
+    /// Separate address for metrics; by default the address of the pages
     #[arg(long, value_name = "ADDRESS", value_parser = settings::socket_address)]
     metrics_listen: Option<SocketAddr>,
     /// Serve other hosts without authentication or without TLS, or allow releases without a login on loopback
