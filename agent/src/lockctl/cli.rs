@@ -132,7 +132,7 @@ pub(crate) struct TailArgs {
         value_parser = dashboard
     )]
     pub(crate) dashboard: String,
-    /// A file whose first line is a token with the right `watch`, if the dashboard requires a login
+    /// A file whose first line is a token with the `watch` right, if the dashboard requires a login
     #[arg(long, value_name = "PATH", env = "LOCKSCOPE_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Certificates to trust instead of the system's, in PEM

@@ -143,7 +143,7 @@ struct Flags {
     /// URL of the same server with a user that may run MONITOR; preceded by the server's name where there are several
     #[arg(long, value_name = "[NAME=]URL")]
     monitor_redis_url: Vec<NamedUrl>,
-    /// Let users with the right `release` release locks by force; needs a login
+    /// Let users with the `release` right release locks by force; needs a login
     #[arg(long)]
     allow_release: bool,
     /// URL of the same server with a user that may release locks; preceded by the server's name where there are several

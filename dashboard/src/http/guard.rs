@@ -90,7 +90,7 @@ pub async fn check_visitor(
             next.run(request).await
         }
         Ok(visitor) => {
-            let why = "access denied: you lack the right `look`";
+            let why = "access denied: you lack the `look` right";
             denied(&access, &request, (client, visitor.name.as_deref()), why)
         }
         Err(Refusal::Denied(why)) => denied(&access, &request, (client, None), &why),
@@ -242,7 +242,7 @@ impl CurrentVisitor {
         if self.visitor.as_ref().is_some_and(|visitor| visitor.may(right)) {
             return Ok(());
         }
-        let why = format!("access denied: this needs the right `{}`", right.as_str());
+        let why = format!("access denied: this needs the `{}` right", right.as_str());
         Err(ApiError::new(StatusCode::FORBIDDEN, why))
     }
 
@@ -254,7 +254,7 @@ impl CurrentVisitor {
         if self.visitor.as_ref().is_some_and(|visitor| visitor.may_for(right, &id.name)) {
             return Ok(());
         }
-        let why = format!("access denied: this needs the right `{}` for this lock", right.as_str());
+        let why = format!("access denied: this needs the `{}` right for this lock", right.as_str());
         Err(ApiError::new(StatusCode::FORBIDDEN, why))
     }
 

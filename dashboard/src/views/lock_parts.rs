@@ -75,7 +75,7 @@ impl<'a> Head<'a> {
                 _ if !is_now => None,
                 ReleaseAccess::Allowed => None,
                 ReleaseAccess::Off => Some("this dashboard runs without `--allow-release`".into()),
-                ReleaseAccess::Forbidden => Some("you do not have the right `release`".into()),
+                ReleaseAccess::Forbidden => Some("you do not have the `release` right".into()),
             },
             by_hand: ByHand::new(page),
         }

@@ -157,7 +157,7 @@ pub enum ReleaseAccess {
     Allowed,
     /// The dashboard runs without `--allow-release`.
     Off,
-    /// The visitor lacks the right `release` for this lock.
+    /// The visitor lacks the `release` right for this lock.
     Forbidden,
 }
 

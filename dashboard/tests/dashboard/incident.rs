@@ -290,7 +290,7 @@ async fn locks_without_the_right_or_with_several_holders_are_left_out() {
     assert!(page.body.contains("Release 1<"), "{}", page.body);
     assert!(
         page.body.contains("several holders")
-            && page.body.contains("the right <code>release</code>"),
+            && page.body.contains("the <code>release</code> right"),
         "{page:?}"
     );
     let api = format!("/api/v1{path}");

@@ -319,7 +319,7 @@ pub async fn undo_from_page(
     page.answered(response.await)
 }
 
-/// Acknowledges a problem of a lock. Needs the right `ack`.
+/// Acknowledges a problem of a lock. Needs the `ack` right.
 #[utoipa::path(
     post,
     path = "/api/v1/acknowledge",
@@ -347,7 +347,7 @@ pub(in crate::http) async fn from_api(
     Ok(Json(caller.acknowledge(&request).await?.1))
 }
 
-/// Ends an acknowledgement. Needs the right `ack`.
+/// Ends an acknowledgement. Needs the `ack` right.
 #[utoipa::path(
     post,
     path = "/api/v1/unacknowledge",

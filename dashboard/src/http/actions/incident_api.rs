@@ -50,7 +50,7 @@ struct LeftOutJson {
     why: String,
 }
 
-/// The locks of an incident as of now, and which of them can be released together. Needs the right `release`.
+/// The locks of an incident as of now, and which of them can be released together. Needs the `release` right.
 #[utoipa::path(
     get,
     path = "/api/v1/incident/release",

@@ -205,7 +205,7 @@ pub(in crate::http) struct OfferJson {
     last_renewal: Option<SteadyMillis>,
 }
 
-/// A lock as of now, and what of it can be released by force. Needs the right `release`.
+/// A lock as of now, and what of it can be released by force. Needs the `release` right.
 #[utoipa::path(
     get,
     path = "/api/v1/release",

@@ -53,7 +53,7 @@ pub struct Tracing {
     responses(
         (status = 202, description = "Requested. GET returns the steps.", body = Tracing),
         (status = 400, description = "A parameter is missing or wrong."),
-        (status = 403, description = "The visitor lacks the right `watch`, or another site sent the request."),
+        (status = 403, description = "The visitor lacks the `watch` right, or another site sent the request."),
         (status = 404, description = "There is no such deployment or database, or none of its servers is known yet."),
         (status = 409, description = "The settings disable MONITOR."),
         (status = 415, description = "The body is not JSON."),

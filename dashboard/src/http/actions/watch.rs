@@ -55,7 +55,7 @@ pub struct Watching {
     responses(
         (status = 202, description = "Requested.", body = Watching),
         (status = 400, description = "There are several deployments and none is named."),
-        (status = 403, description = "The visitor lacks the right `watch`, or another site sent the request."),
+        (status = 403, description = "The visitor lacks the `watch` right, or another site sent the request."),
         (status = 404, description = "There is no such deployment."),
         (status = 409, description = "The settings disable MONITOR."),
         (status = 415, description = "The body is not JSON."),
