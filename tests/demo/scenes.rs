@@ -115,7 +115,7 @@ async fn foreign(redis: &Place) -> Result<()> {
         if service.lock("foreign:settlement").await? {
             for _ in 0..12 {
                 sleep(Duration::from_secs(5)).await;
-                ensure!(service.renew("foreign:settlement").await?, "somebody took it away");
+                ensure!(service.renew("foreign:settlement").await?, "someone took it away");
             }
             service.unlock("foreign:settlement").await?;
         }
@@ -131,7 +131,7 @@ async fn leaky(redis: &Place) -> Result<Foreign> {
 /// after two minutes, and leaks again.
 async fn leak(redis: &Place) -> Result<()> {
     let mut service = leaky(redis).await?;
-    ensure!(service.lock(LEAKED).await?, "somebody else has it");
+    ensure!(service.lock(LEAKED).await?, "someone else has it");
     sleep(Duration::from_secs(3)).await;
     let mut client = redis.client().await?;
     client.call(&format!("PERSIST {LEAKED}")).await?.ok()?;
@@ -146,7 +146,7 @@ async fn overdue(redis: &Place) -> Result<()> {
     const NAME: &str = "overdue:session-sweep";
     let mut service =
         service(redis.client().await?, "c41a7f08-96d2-4b0e-8a35-d17e20b9f6a4:63", 20_000);
-    ensure!(service.lock(NAME).await?, "somebody else has it");
+    ensure!(service.lock(NAME).await?, "someone else has it");
     for _ in 0..2 {
         sleep(Duration::from_millis(6_600)).await;
         ensure!(service.renew(NAME).await?, "it was lost");
@@ -162,7 +162,7 @@ async fn expire(redis: &Place) -> Result<()> {
     const NAME: &str = "expired:thumbnails";
     let mut service =
         service(redis.client().await?, "e95b3c17-08fa-4c61-b2d4-63a1f7c80d59:88", 12_000);
-    ensure!(service.lock(NAME).await?, "somebody else has it");
+    ensure!(service.lock(NAME).await?, "someone else has it");
     // A hold counts as renewed only after its renewals have been observed for a while.
     for _ in 0..6 {
         sleep(Duration::from_secs(4)).await;
@@ -179,7 +179,7 @@ async fn deadlock(redis: &Place) -> Result<()> {
     let mut holders = Vec::new();
     for (name, thread) in ACCOUNTS.into_iter().zip(THREADS) {
         let mut holder = service(redis.client().await?, thread, 30_000);
-        ensure!(holder.lock(name).await?, "somebody else has it");
+        ensure!(holder.lock(name).await?, "someone else has it");
         holders.push((holder, name));
     }
     let mut client = redis.client().await?;
@@ -229,7 +229,7 @@ async fn orphan(redis: &Place) -> Result<()> {
 async fn malformed(redis: &Place) -> Result<()> {
     let mut service =
         service(redis.client().await?, "5d60e2b4-7a19-4e8c-a3f1-90c4d8b72e16:5", 600_000);
-    ensure!(service.lock(MALFORMED).await?, "somebody else has it");
+    ensure!(service.lock(MALFORMED).await?, "someone else has it");
     let mut client = redis.client().await?;
     loop {
         // The dashboard must know it as a lock first: an unknown hash with such a field does not count as one.

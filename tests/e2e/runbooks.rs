@@ -50,7 +50,7 @@ async fn first_line(command: &str) -> Result<String> {
     Ok(line.unwrap_or_default())
 }
 
-/// Somebody who was woken finds the same three answers at the head of each page.
+/// Someone who was woken finds the same three answers at the head of each page.
 #[test]
 fn a_runbook_begins_with_its_alerts_their_meaning_the_harm_and_the_first_step() -> Result<()> {
     let mut rules = String::new();

@@ -359,7 +359,7 @@ async fn is_alive(path: &Path, temporary: &Path) -> anyhow::Result<bool> {
 
 /// Prevents another starting agent from replacing the same socket. Removed when dropped.
 ///
-/// It is a separate file, since everybody who may read a folder may lock it.
+/// It is a separate file, since everyone who may read a folder may lock it.
 #[derive(Debug)]
 struct LockFile {
     path: PathBuf,

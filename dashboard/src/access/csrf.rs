@@ -63,7 +63,7 @@ impl CsrfKey {
     /// Returns the token of the visitor with that name, or of all visitors if none need a name.
     #[must_use]
     pub fn token(&self, name: Option<&str>) -> Option<CsrfToken> {
-        let subject = name.map_or_else(|| "of anybody".to_owned(), |name| format!("of {name:?}"));
+        let subject = name.map_or_else(|| "of anyone".to_owned(), |name| format!("of {name:?}"));
         self.0.as_ref().map(|key| CsrfToken::signed(key, &subject))
     }
 }

@@ -1,7 +1,7 @@
 //! Authentication and authorization.
 //!
 //! A visitor is authenticated by a bearer token, by the cookie that `/login` sets for one, or by a trusted proxy.
-//! Without a token file and a proxy, everybody has all rights. Such a dashboard listens on loopback only, unless the
+//! Without a token file and a proxy, everyone has all rights. Such a dashboard listens on loopback only, unless the
 //! settings allow more.
 
 pub mod agent_keys;

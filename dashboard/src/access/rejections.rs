@@ -1,4 +1,4 @@
-//! The limit on log lines about rejected visitors, whom anybody can be.
+//! The limit on log lines about rejected visitors, whom anyone can be.
 
 use std::sync::Arc;
 

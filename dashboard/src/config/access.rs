@@ -157,7 +157,7 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
         {
             Ok(network) if network.prefix_len() == 0 => mistakes.push(raw.mistake(
                 "trusted_proxy",
-                format!("`{text}` is every address, so anybody could claim to be any user: name the proxies alone"),
+                format!("`{text}` is every address, so anyone could claim to be any user: name the proxies alone"),
             )),
             Ok(network) => networks.push(network),
             Err(_) => mistakes.push(raw.mistake(
@@ -171,7 +171,7 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
         ("trusted_address_header", &flags.trusted_address_header),
     ] {
         if name.is_some() && flags.trusted_proxy.is_empty() {
-            let why = "anybody could send it: name the proxies that may with --trusted-proxy";
+            let why = "anyone could send it: name the proxies that may with --trusted-proxy";
             mistakes.push(raw.mistake(field, why));
         }
     }

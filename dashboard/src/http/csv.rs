@@ -464,7 +464,7 @@ mod tests {
         pairs.collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns the first row of a list of one lock in trouble, which somebody waits for.
+    /// Returns the first row of a list of one lock in trouble, which someone waits for.
     fn first<T: Listed>() -> T {
         let waiter = WaiterView {
             id: "7ee2f116-9152-4c83-822a-285475da0000:9".into(),

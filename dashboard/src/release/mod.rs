@@ -173,7 +173,7 @@ pub struct Operator {
 
 impl Operator {
     fn shown_name(&self) -> &str {
-        self.name.as_deref().unwrap_or("somebody")
+        self.name.as_deref().unwrap_or("someone")
     }
 }
 

@@ -198,7 +198,7 @@ impl Registry {
     }
 }
 
-/// The value as it is stored in Redis. Anybody who can write there may have written it.
+/// The value as it is stored in Redis. Anyone who can write there may have written it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Published {

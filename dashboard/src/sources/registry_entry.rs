@@ -1,6 +1,6 @@
 //! Entries of the holder registry: the process behind a hold or wait, as its agent publishes it.
 //!
-//! Anybody who can write to Redis may have written this text. It is truncated, invisible characters are escaped, and it
+//! Anyone who can write to Redis may have written this text. It is truncated, invisible characters are escaped, and it
 //! is only displayed. With keys of agents, the result of the signature's check is displayed with it.
 
 use std::sync::Arc;

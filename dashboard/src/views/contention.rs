@@ -95,7 +95,7 @@ impl ListView for ContentionRow {
         "Nobody waits",
         "No waiter was known of any lock within the last hour, or since this dashboard began, as far as the sources see.",
     );
-    const ABOUT: &'static str = "Locks that somebody waits for now, or waited for within the last hour, those with the \
+    const ABOUT: &'static str = "Locks that someone waits for now, or waited for within the last hour, those with the \
         most waiting in all first. ≥ marks a lower bound: it counts connections that listen for a release, and each may stand for \
         many threads. The counts of the last hour are of what was seen.";
 

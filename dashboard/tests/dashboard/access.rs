@@ -194,7 +194,7 @@ async fn other_sites_cannot_use_a_login() {
             assert_eq!(answer.status, status, "{path} {headers:?}");
         }
     }
-    // Another site cannot log the visitor in with somebody else's token either.
+    // Another site cannot log the visitor in with someone else's token either.
     let evil = [("Sec-Fetch-Site", "cross-site"), ("Cookie", nonce.as_str())];
     let answer = post(dashboard.address, "/login", &evil, &body).await;
     assert_eq!(answer.status, 403);
@@ -275,7 +275,7 @@ async fn a_browser_of_a_user_without_access_receives_a_page_that_shows_no_locks(
     let nobody = dashboard.get_with("/overview", &[html]).await;
     assert_eq!(nobody.status, 401);
     assert!(nobody.body.contains("<h1>No access</h1>"), "{}", nobody.body);
-    // The page's own style sheet is served to everybody, and programs receive JSON.
+    // The page's own style sheet is served to everyone, and programs receive JSON.
     let (_, style) = page.body.split_once("stylesheet\" href=\"").unwrap();
     let (style, _) = style.split_once('"').unwrap();
     assert_eq!(dashboard.get_with(style, &[bob]).await.status, 200);

@@ -51,7 +51,7 @@ async fn it_leaves_the_top_is_counted_apart_and_survives_a_restart() {
     let lock = dashboard.json("/api/v1/lock?name=a").await;
     assert!(in_hand(&lock), "{lock:#}");
     let word = &lock["problems"][0]["acknowledged"];
-    assert_eq!((&word["by"], &word["reason"]), (&json!("somebody"), &json!("known <b>")));
+    assert_eq!((&word["by"], &word["reason"]), (&json!("someone"), &json!("known <b>")));
     let first = |json: &Value| json["locks"][0]["name"].clone();
     let listed = dashboard.json_when("/api/v1/locks", |json| json["total"] == 3).await;
     assert_eq!(first(&listed), "b", "{listed:#}");

@@ -11,7 +11,7 @@ const now = () => Number(process.hrtime.bigint()) / 1e6;
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 const client = new Redis(port, '127.0.0.1');
-// Default settings, except that it never gives up: everybody waits as long as necessary.
+// Default settings, except that it never gives up: everyone waits as long as necessary.
 const redlock = new Redlock([client], { retryCount: -1 });
 redlock.on('error', () => {}); // it reports every refusal
 

@@ -154,7 +154,7 @@ async fn with_a_full_state_folder_graced_sessions_get_no_locks_until_there_is_ro
     Ok(())
 }
 
-/// Opening a named pipe blocks until somebody writes to it, like a file on a mount that does not answer.
+/// Opening a named pipe blocks until someone writes to it, like a file on a mount that does not answer.
 #[tokio::test]
 async fn an_agent_reports_that_it_waits_for_its_state_folder_and_starts_once_that_answers()
 -> Result<()> {

@@ -67,7 +67,7 @@ async fn churn(mut java: Foreign) -> Result<()> {
         // Takes every lock in turn, far from the one before.
         let i = usize::try_from(change)? * 769 % LOCKS;
         let done = if held[i] { java.unlock(&name(i)).await? } else { java.lock(&name(i)).await? };
-        ensure!(done, "{} belongs to somebody else", name(i));
+        ensure!(done, "{} belongs to someone else", name(i));
         held[i] = !held[i];
         let due = Duration::from_micros(change * 1_000_000 / CHANGES);
         tokio::time::sleep(due.saturating_sub(begun.elapsed())).await;

@@ -63,7 +63,7 @@ async fn what_an_agent_signs_is_verified_and_the_rest_is_only_claimed() -> Resul
         ensure!(lock["waiters"].as_array().is_some_and(|named| named.len() == 1), "{lock}");
     }
 
-    // An entry that somebody copies to another hold does not verify there.
+    // An entry that someone copies to another hold does not verify there.
     let place = |lock: &Value| {
         let id = lock["holders"][0]["id"].as_str().and_then(|id| id.split_once(':'));
         let (agent, number) = id.context("the holder is no agent's")?;

@@ -105,7 +105,7 @@ async fn the_three_ends_of_a_watchdog_lock_are_distinguished() -> Result<()> {
     for dashboard in [&seeing, &plain] {
         lock_when(dashboard, "short", |lock| lock["state"] == "free").await;
     }
-    assert!(!brief.unlock("short").await?, "by now somebody else could have it");
+    assert!(!brief.unlock("short").await?, "by now someone else could have it");
     let lock = lock_when(&seeing, "short", |lock| problems(lock) == ["expired"]).await;
     let problem = &lock["problems"][0];
     assert_eq!(problem["certainty"], "certain", "{lock:#}");

@@ -109,7 +109,7 @@ async fn problems_found_by_dashboards_alert() -> Result<()> {
         let left = direct.call("PTTL settlement:1").await?.int()?;
         // A machine that is too slow for the renewal begins again.
         if left < 2_000 && !service.renew("settlement:1").await? {
-            ensure!(service.lock("settlement:1").await?, "somebody has it");
+            ensure!(service.lock("settlement:1").await?, "someone has it");
         }
         let seen = watched.dashboard.json("/api/v1/lock?name=settlement:1").await?;
         ensure!(seen["renewed"] == true, "{seen}");
@@ -163,7 +163,7 @@ async fn leases_that_run_out_alert() -> Result<()> {
     within(2 * PATIENCE, "a release to be counted", async || {
         if direct.call("EXISTS batch:1").await?.int()? == 0 {
             service.lease_ms = 60_000;
-            ensure!(service.lock("batch:1").await?, "somebody has it");
+            ensure!(service.lock("batch:1").await?, "someone has it");
         }
         let seen = watched.dashboard.json("/api/v1/lock?name=batch:1").await?;
         ensure!(seen["state"] == "held", "{seen}");

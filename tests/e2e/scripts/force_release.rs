@@ -262,7 +262,7 @@ async fn the_living_head_of_a_fair_queue_is_notified() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.call(&queued(&lock, theirs(), 300_000, ours(0))).await?;
-    bench.client.call("RPUSH redisson_lock_queue:{a} somebody-dead").await?;
+    bench.client.call("RPUSH redisson_lock_queue:{a} someone-dead").await?;
     bench.call(&queued(&lock, ours(1), 300_000, ours(0))).await?;
     let mut head = bench.subscriber(&keys::fair_channel(&lock, &ours(1))).await?;
     let seen = [holder(theirs(), 1)];

@@ -36,7 +36,7 @@ async fn describes_any_key_and_changes_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let locks = other_keys(&mut bench.client, "x").await?;
     bench.client.call("SET redisson_lock_queue:{x.read} text").await?.ok()?;
-    bench.client.call("RPUSH redisson_lock_queue:{x.write} somebody").await?.ok()?;
+    bench.client.call("RPUSH redisson_lock_queue:{x.write} someone").await?.ok()?;
     bench.client.call("SET redisson_lock_timeout:{x.write} text").await?.ok()?;
     let before = bench.dump().await?;
     for lock in &locks {

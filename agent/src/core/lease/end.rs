@@ -126,7 +126,7 @@ impl Core {
         }
     }
 
-    /// Handles the message of a forced release of a hold of this agent. Anybody may publish such a message, so the hold
+    /// Handles the message of a forced release of a hold of this agent. Anyone may publish such a message, so the hold
     /// ends only once Redis no longer has it.
     pub fn on_forced(&mut self, now: Moment, node: Node, name: &LockName, number: Number) {
         self.advance_clock(now);

@@ -90,7 +90,7 @@ impl Core {
         self.locks.get(name).is_some_and(|name| name.keeps_out(kind) || !name.queue.is_empty())
     }
 
-    /// Returns whether a newcomer of that kind has to wait for somebody else, rather than only for removals from Redis. The
+    /// Returns whether a newcomer of that kind has to wait for someone else, rather than only for removals from Redis. The
     /// removal of a red lock may be decided long after its servers have let others in.
     fn is_behind_others(&self, name: &LockName, kind: Kind) -> bool {
         let others = |state: &LockState| state.excludes(kind) || !state.queue.is_empty();

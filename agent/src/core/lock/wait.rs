@@ -119,8 +119,8 @@ impl Core {
         pending.then(|| waiter.since + self.first_answer_limit())
     }
 
-    /// Returns whether somebody else has the lock or waits for it, as far as this agent knows. Removals under way only
-    /// delay a waiter's attempt; one that is planned for later belongs to a hold on which somebody may still rely.
+    /// Returns whether someone else has the lock or waits for it, as far as this agent knows. Removals under way only
+    /// delay a waiter's attempt; one that is planned for later belongs to a hold on which someone may still rely.
     pub(super) fn is_refused(&self, waiter: &Waiter) -> bool {
         let Waiter { name, kind, .. } = waiter;
         let held = |state: &LockState| {

@@ -206,7 +206,7 @@ fn acknowledgement(
     })?;
     let now = SteadyMillis::now();
     let until = end_of(request, now)?;
-    let by = visitor.name().unwrap_or("somebody").to_owned();
+    let by = visitor.name().unwrap_or("someone").to_owned();
     Ok(Acknowledgement { by, reason: reason.to_owned(), at: now, until })
 }
 
@@ -244,7 +244,7 @@ async fn record(
     );
     let action = OperatorAction {
         at: SteadyMillis::now(),
-        who: visitor.name().unwrap_or("somebody").to_owned(),
+        who: visitor.name().unwrap_or("someone").to_owned(),
         from: peer.ip(),
         what,
         subject: problem.as_str().to_owned(),

@@ -296,7 +296,7 @@ fn orphan(case: &Case<'_>) -> Option<Verdict> {
 }
 
 /// Judges a lock of which only readers without markers are left: it blocks writers until its time to live ends. One without a
-/// time to live is leaked. A reader that renews the lock lives, although somebody has deleted its marker.
+/// time to live is leaked. A reader that renews the lock lives, although someone has deleted its marker.
 fn dead_readers(case: &Case<'_>) -> Option<Verdict> {
     let is_dying = case.ttl.is_some() && case.renewed.is_none();
     left_behind(case, case.dead_readers_since.filter(|_| is_dying)?)

@@ -327,7 +327,7 @@ fn a_removal_by_hand_ends_the_hold_of_that_holder_only_and_confirms_nothing() {
         shown(&mut model, "a").unwrap().history.past[0].ended.map(PastEnding::as_str),
         Some("vanished")
     );
-    // A key of that name is no lock that anybody has seen.
+    // A key of that name is no lock that anyone has seen.
     let mut model = self::model();
     deleted(&mut model, 100);
     assert!(shown(&mut model, "a").is_none());

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::clock::SteadyMillis;
 
-/// The process behind a holder. Unless it is verified, anybody who can write to Redis may have written what agents publish
+/// The process behind a holder. Unless it is verified, anyone who can write to Redis may have written what agents publish
 /// of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, ToSchema)]
 #[schema(as = Client)]

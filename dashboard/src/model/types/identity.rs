@@ -30,7 +30,7 @@ impl Verification {
     }
 }
 
-/// The process behind a holder. Unless it is verified, anybody who can write to Redis may have written it, so it is
+/// The process behind a holder. Unless it is verified, anyone who can write to Redis may have written it, so it is
 /// displayed, but never trusted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HolderIdentity {

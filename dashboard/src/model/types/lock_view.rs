@@ -316,7 +316,7 @@ impl LockView {
         self.problems.iter().any(|problem| problem.acknowledged.is_none())
     }
 
-    /// Returns whether anybody is known to wait for it.
+    /// Returns whether anyone is known to wait for it.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.queued || self.waiting > 0

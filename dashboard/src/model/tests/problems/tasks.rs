@@ -70,7 +70,7 @@ fn deadlocked_workers_are_identified_by_their_agents() {
     // The wait has a time limit.
     let limited = HolderIdentity { until: Some(SteadyMillis(60_000)), ..same.clone() };
     assert_eq!(found(Some(&limited)).unwrap().0, SUSPECTED);
-    // Anybody may have written the entry of the wait.
+    // Anyone may have written the entry of the wait.
     let verification = Verification::Claimed("it is not signed");
     let claimed = HolderIdentity { host: Some("web-1".into()), verification, ..same.clone() };
     let (certainty, evidence) = found(Some(&claimed)).unwrap();

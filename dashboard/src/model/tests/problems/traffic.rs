@@ -268,7 +268,7 @@ fn a_holder_that_returns_to_a_deleted_lock_is_no_expiry_or_the_evidence_says_so(
     let evidence = &view.problems[0].evidence.last().unwrap().text;
     assert!(evidence.contains("before its lease expired: it was deleted"), "{evidence}");
     assert!(!view.problems[0].advice.contains("expiry"), "{}", view.problems[0].advice);
-    // Somebody has written something else to the key.
+    // Someone has written something else to the key.
     let mut model = model();
     renewed().iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
     read_twice(&mut model, "a", 27_010, Reading::Other("a string".to_owned()));
