@@ -340,7 +340,7 @@ func (s *session) grantedAll(reply any, o options, sent time.Duration) (grants [
 		fields, _ := row.(map[string]any)
 		s.prove(sent + validity(fields["waited_ms"]))
 		g := s.granted(fields, o.leased)
-		if !o.leased && number(fields["holds"]) == 1 { // A re-entry may find a fixed lease.
+		if !o.leased && number(fields["holds"]) == 1 { // A reentry may find a fixed lease.
 			g.update(func(g *grant) { g.watched = g.deadline - boot() })
 		}
 		grants = append(grants, g)
@@ -457,7 +457,7 @@ func (s *session) isClosing() bool {
 	return s.closing
 }
 
-// granted records a grant or a re-entry that the agent reports.
+// granted records a grant or a reentry that the agent reports.
 func (s *session) granted(fields map[string]any, fixed bool) *grant {
 	name, kind, holder := text(fields["lock"]), text(fields["kind"]), text(fields["holder"])
 	g := s.find(name, kind)

@@ -128,7 +128,7 @@ async fn the_demo_shows_every_kind_of_lock_and_cleans_up() -> Result<()> {
     for word in ["A demo: nothing here is real", "stuck:…", "deadlock:…"] {
         assert!(page.contains(word), "{word} in {page}");
     }
-    eventually("a re-entered one", async || {
+    eventually("a reentered one", async || {
         // A request by name reads the lock again, while the list may show a count from some seconds ago.
         let lock = http::get(port, "/api/v1/lock?name=checkout:cart:77").await?.json()?;
         ensure!(lock["holders"][0]["count"].as_i64() > Some(1), "{lock}");

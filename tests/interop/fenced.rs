@@ -27,7 +27,7 @@ async fn tokens_of_both_sides_increase_in_one_sequence() -> Result<()> {
     };
     for _ in 0..5 {
         assert_higher(java.number("lockAndGetToken").await?);
-        // Redisson counts a re-entry; the agent's hold keeps its token.
+        // Redisson counts a reentry; the agent's hold keeps its token.
         assert_higher(java.number("tryLockAndGetToken").await?);
         java.call("unlock").await?;
         bed.begin_wait(&mut worker, kind, "a").await?;

@@ -108,7 +108,7 @@ async fn all_waiting_readers_of_both_sides_acquire_when_a_writer_releases() -> R
     Ok(())
 }
 
-/// Each side's view of the other side's readers at each level of re-entry and partial unlock.
+/// Each side's view of the other side's readers at each level of reentry and partial unlock.
 #[tokio::test]
 async fn each_side_reports_the_others_readers_correctly() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "60s"], "").await?;

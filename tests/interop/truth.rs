@@ -59,7 +59,7 @@ mod cases {
             assert!(holders.contains(&holder), "{holders} has no {holder}");
             assert!(holders.contains(&count.to_string()), "{shown}");
             let pttl = shown.field("pttl_ms")?.int()?;
-            // Redisson's write side adds a re-entry's lease to what is left.
+            // Redisson's write side adds a reentry's lease to what is left.
             assert!((1..=3_630_000).contains(&pttl), "{pttl}");
             assert_eq!(shown.field("warnings")?.items()?, [], "{shown}");
             assert!(!lock(&mut worker, kind, "a", "NOWAIT").await?);

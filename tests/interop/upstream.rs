@@ -131,7 +131,7 @@ mod cases {
         Ok(())
     }
 
-    /// A re-entered hold with a lease, released one by one.
+    /// A reentered hold with a lease, released one by one.
     pub(super) async fn a_partial_unlock_keeps_the_lease(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&[], "").await?;
         let mut worker = bed.session().await?;

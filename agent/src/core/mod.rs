@@ -13,7 +13,7 @@
 //! - [`session`] owns the sessions: replies in order, events, grace and RESUME.
 //! - [`report`] reads: LOCKS, SHOW, the holder registry, error sentences.
 //!
-//! Every LOCK that is not a re-entry gets a **number**, which is never used again. While the LOCK waits, the number
+//! Every LOCK that is not a reentry gets a **number**, which is never used again. While the LOCK waits, the number
 //! identifies its [`lock::waiter::Waiter`]. Once the lock is granted, it identifies the [`lease::hold::Hold`], and
 //! `<agent uuid>:<number>` is the holder in Redis. So a late copy of an old script cannot change a newer grant.
 

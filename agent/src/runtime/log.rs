@@ -38,7 +38,7 @@ pub(super) fn write(line: LogLine) {
             replicas,
             wanted,
             refusal,
-            "too few replicas: the lock is not granted, re-entered or extended"
+            "too few replicas: the lock is not granted, reentered or extended"
         ),
         LogLine::ReleaseUnannounced { lock, error } => tracing::warn!(
             lock.name = %lock,

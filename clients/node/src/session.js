@@ -214,7 +214,7 @@ export class Session {
     return [rows].flat().map((row) => {
       this.#prove(sent + row.waited_ms);
       const grant = this.#granted(row, lease, sent);
-      // A re-entry may find a fixed lease.
+      // A reentry may find a fixed lease.
       if (lease === undefined && row.holds === 1) grant.watched = grant.deadline - boot();
       return grant;
     });

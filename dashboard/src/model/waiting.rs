@@ -365,7 +365,7 @@ impl Waiting {
 
     /// Ends the waits of these ids, which hold the lock or have left. Returns those that had waited.
     pub fn remove(&mut self, ids: &[HolderId]) -> Vec<Waiter> {
-        // A holder that is still in the queue has just been granted the lock, or re-enters it.
+        // A holder that is still in the queue has just been granted the lock, or reenters it.
         let mut gone: Vec<Waiter> = self
             .waiters
             .extract_if(.., |waiter| ids.iter().any(|id| is_granted(&waiter.id, id)))

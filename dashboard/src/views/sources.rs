@@ -34,7 +34,7 @@ fn about(source: &str) -> About {
         "poll" => About {
             label: "Poll",
             sees: "Reads known locks again: holders, counts, time to live. \
-                   Shows renewals, re-entries, expiry and new holders.",
+                   Shows renewals, reentries, expiry and new holders.",
         },
         "subscribers" => About {
             label: "Subscribers",

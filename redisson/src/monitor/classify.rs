@@ -153,7 +153,7 @@ impl Classifier<'_> {
         Some(Action::Queued { deadline_millis: number(place.field)? })
     }
 
-    /// Distinguishes a first acquisition from a re-entry.
+    /// Distinguishes a first acquisition from a reentry.
     fn grant(&self, lock: &[u8], holder: HolderId, grant: &Effect<'_>) -> Action {
         let lease = self.lease(lock);
         if let Some(count) = self.unit.effects().find_map(|effect| marker_number(&effect, holder)) {

@@ -6,7 +6,7 @@ use crate::{HolderId, Kind, keys, script};
 /// The intent of a script. Its outcome follows from the commands that it called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Intent {
-    /// Acquires or re-enters a lock.
+    /// Acquires or reenters a lock.
     Acquire(Kind),
     /// Tries to acquire a fair lock without joining the queue.
     TryFair,

@@ -91,7 +91,7 @@ script!(/** Grants a free lock, plain or fenced. */ ACQUIRE, "acquire": "lock_st
 script!(/** Grants the read side. */ ACQUIRE_READ, "acquire_read": "lock_state.lua" "acquire_read.lua");
 script!(/** Grants the write side. */ ACQUIRE_WRITE, "acquire_write": "lock_state.lua" "acquire_write.lua");
 script!(/** Grants a fair lock, or a position in its queue. */ ACQUIRE_FAIR, "acquire_fair": "lock_state.lua" "fair_queue.lua" "announce.lua" "acquire_fair.lua");
-script!(/** Renews existing holds and sets their counts: re-entry, partial release, extension, renewal. */ RENEW, "keep": "failed.lua" "renew.lua");
+script!(/** Renews existing holds and sets their counts: reentry, partial release, extension, renewal. */ RENEW, "keep": "failed.lua" "renew.lua");
 script!(/** Renews read holds and their markers. */ RENEW_READ, "keep_read": "failed.lua" "renew_read.lua");
 script!(/** Releases a hold, plain or fenced. */ RELEASE, "release": "failed.lua" "announce.lua" "release.lua");
 script!(/** Acquires and releases several plain locks. */ BATCH, "batch": "batch.lua");

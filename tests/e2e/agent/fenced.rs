@@ -20,7 +20,7 @@ async fn tokens_increase_with_each_grant_to_any_client() -> Result<()> {
     assert_eq!(
         (token(&again)?, again.field("holds")?.int()?),
         (issued, 2),
-        "a re-entry is no grant"
+        "a reentry is no grant"
     );
     let holds = one.call("HOLDS").await?;
     assert_eq!(token(&holds.items()?[0])?, issued);

@@ -79,7 +79,7 @@ async fn the_agents_release_is_published_to_foreign_waiters() -> Result<()> {
     worker.call("UNLOCK a").await?.ok()?;
     assert_eq!(listener.reply().await?.items()?[2].text(), "0");
     assert!(java.lock("a").await?);
-    assert!(java.lock("a").await?, "the foreign client re-enters its hold");
+    assert!(java.lock("a").await?, "the foreign client reenters its hold");
     Ok(())
 }
 

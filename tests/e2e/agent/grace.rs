@@ -165,7 +165,7 @@ async fn a_fixed_lease_survives_an_outage_that_begins_before_the_restart() -> Re
     let (mut long, mut renewed) = (bench.session().await?, bench.session().await?);
     let long_ticket = graced(&mut long, GRACE).await?;
     lock(&mut long, "LOCK a LEASE 600000").await?;
-    // The re-entry has it renewed, but its worker was promised the long lease.
+    // The reentry has it renewed, but its worker was promised the long lease.
     lock(&mut long, "LOCK c LEASE 600000").await?;
     answered(&mut long, "LOCK c").await.ok()?;
     let renewed_ticket = graced(&mut renewed, GRACE).await?;

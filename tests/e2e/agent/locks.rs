@@ -1,4 +1,4 @@
-//! LOCK, UNLOCK, re-entry, owners, sessions, listings.
+//! LOCK, UNLOCK, reentry, owners, sessions, listings.
 
 use anyhow::{Result, ensure};
 use harness::{Reply, eventually};

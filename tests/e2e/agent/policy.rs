@@ -94,7 +94,7 @@ async fn rules_are_reloaded_on_sighup_and_kept_if_unreadable() -> Result<()> {
     })
     .await;
     assert_error(&worker.call("LOCK a OWNER 2 NOWAIT").await?, "DENIED", "a");
-    // The worker may still re-enter and release the lock that it holds.
+    // The worker may still reenter and release the lock that it holds.
     lock(&mut worker, "LOCK a").await?;
     worker.call("UNLOCK a").await?.ok()?;
     rules.write("[[allow]]\nnmes = [\"*\"]\n")?;

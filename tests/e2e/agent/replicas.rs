@@ -119,7 +119,7 @@ async fn a_lock_missing_on_a_stalled_replica_is_not_granted() -> Result<()> {
     }
     assert_error(&worker.call("MLOCK 2 x y").await?, "UNAVAILABLE", "0 of the 1 replicas");
     until_gone(&master, "x").await;
-    // A failed re-entry leaves the hold as it was.
+    // A failed reentry leaves the hold as it was.
     ensure!(worker.call("LOCK held").await?.is_error("UNAVAILABLE"));
     eventually("the count to be restored", async || {
         let count = master.client().await?.call(&format!("HGET held {held}")).await?.text();

@@ -56,7 +56,7 @@ async fn a_row_appears_counts_down_and_disappears_without_a_reload() -> Result<(
         })
         .await;
     }
-    // The same row shows the hold count after a re-entry.
+    // The same row shows the hold count after a reentry.
     assert!(java.lock("nightly-report").await?);
     eventually("the count", async || {
         let text = browser.run(&row("nightly-report")).await?;

@@ -482,7 +482,7 @@ pub(super) async fn several_locks_are_acquired_together_or_not_at_all(
         let there = stage.holder(name).await?;
         ensure!(there.contains(holder), "{name}: {there} is not {holder}");
     }
-    // An owner re-enters its locks, alone or together with others.
+    // An owner reenters its locks, alone or together with others.
     stage.driver.ok("lock alone a wait=0").await?;
     stage.driver.ok("lock more a,d wait=0").await?;
     let refused = stage.driver.call_in("second", "lock x d,e wait=0").await?;

@@ -1,4 +1,4 @@
-//! `renew`: re-entry, partial release, extension and renewal.
+//! `renew`: reentry, partial release, extension and renewal.
 
 use anyhow::Result;
 use redisson::script::{MAX_BATCH, MissingMarkers, RenewOutcome, parse_renew};

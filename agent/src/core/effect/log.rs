@@ -50,7 +50,7 @@ pub enum LogLine {
         holds: usize,
         grace_ms: u64,
     },
-    /// Too few replicas confirmed a grant, a re-entry or an extension.
+    /// Too few replicas confirmed a grant, a reentry or an extension.
     TooFewReplicas {
         lock: LockName,
         replicas: u32,

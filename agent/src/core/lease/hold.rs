@@ -85,12 +85,12 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) granted: Moment,
     /// The lease that ends at `valid_until`.
     pub(in crate::core) lease: Lease,
-    /// For each re-entry of a fixed read hold, the lease before it and the end of its validity: as in Redisson, the end of
+    /// For each reentry of a fixed read hold, the lease before it and the end of its validity: as in Redisson, the end of
     /// a reader's entry ends that entry's lease too.
     pub(in crate::core) earlier_leases: Vec<(Lease, Moment)>,
     /// The longest lease that Redis was ever asked to give it: no later lease may be shorter.
     pub(in crate::core) longest: Lease,
-    /// The update that its owner has sent to Redis: re-entry, partial release, another lease. An owner's commands run one
+    /// The update that its owner has sent to Redis: reentry, partial release, another lease. An owner's commands run one
     /// after another, so there is at most one.
     pub(in crate::core) update: Option<OpId>,
     /// The trace that its LOCK was part of, for the log.
@@ -162,7 +162,7 @@ impl Hold {
         }
     }
 
-    /// Returns the leases of a fixed hold, with the ends of their validity: those before its re-entries, and the present one.
+    /// Returns the leases of a fixed hold, with the ends of their validity: those before its reentries, and the present one.
     pub(in crate::core) fn fixed_leases(&self) -> Vec<(Lease, Moment)> {
         let present = (self.mode == LeaseMode::Fixed).then_some((self.lease, self.valid_until));
         self.earlier_leases.iter().copied().chain(present).collect()

@@ -1,4 +1,4 @@
-//! LOCK: re-entry, queueing, and attempts to acquire the lock in Redis.
+//! LOCK: reentry, queueing, and attempts to acquire the lock in Redis.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl Core {
         kind == Kind::Red || self.locks.get(name).is_some_and(others)
     }
 
-    /// Returns the refusal of a LOCK before any attempt. `held` is the owner's hold that it would re-enter; `before` is the
+    /// Returns the refusal of a LOCK before any attempt. `held` is the owner's hold that it would reenter; `before` is the
     /// number of new locks that the same MLOCK acquires first.
     pub(in crate::core) fn refusal(
         &mut self,
@@ -198,13 +198,13 @@ impl Core {
         if self.enters_at_once(hold) {
             return self.reenter_at_once(reply_to, number, &span);
         }
-        // A watched hold stays watched: no lease of a re-entry is longer than that.
+        // A watched hold stays watched: no lease of a reentry is longer than that.
         let lease = request.lease.filter(|_| hold.mode == LeaseMode::Fixed);
         let update = hold.update_for(reply_to, Change::Reenter(lease));
         self.update_hold(HoldUpdate { count, span, ..update });
     }
 
-    /// Returns whether its owner may re-enter a hold before Redis has the new count: its lease stays unchanged, it is
+    /// Returns whether its owner may reenter a hold before Redis has the new count: its lease stays unchanged, it is
     /// valid for long enough, and no replica has to confirm it. Redis may not even have the hold yet.
     fn enters_at_once(&self, hold: &Hold) -> bool {
         let renewed = hold.mode == LeaseMode::Renewed && hold.kind != Kind::Red && !hold.lapsing;
@@ -220,7 +220,7 @@ impl Core {
         self.answer_with(reply_to, reply);
     }
 
-    /// Counts a re-entry. Returns the reply to its LOCK.
+    /// Counts a reentry. Returns the reply to its LOCK.
     pub(in crate::core) fn on_reentered(
         &mut self,
         reply_to: ReplyTo,

@@ -1,4 +1,4 @@
-//! Update: re-entry, partial release, or another lease of one hold.
+//! Update: reentry, partial release, or another lease of one hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,7 +96,7 @@ impl Core {
         self.leases.begin_update(number, id, lease);
     }
 
-    /// Counts a re-entry that has failed. Other updates are not counted.
+    /// Counts a reentry that has failed. Other updates are not counted.
     pub(in crate::core) fn on_update_failed(&mut self, update: &HoldUpdate) {
         let HoldUpdate { name, kind, span, change, .. } = update;
         if let Change::Reenter(_) = change {

@@ -34,7 +34,7 @@ pub(in crate::core) struct HoldUpdate {
     pub(in crate::core) count: u32,
     pub(in crate::core) owner: Owner,
     pub(in crate::core) reply_to: ReplyTo,
-    /// The span of a re-entering LOCK; disabled for other updates, which the hold's span records.
+    /// The span of a reentering LOCK; disabled for other updates, which the hold's span records.
     pub(in crate::core) span: Span,
 }
 

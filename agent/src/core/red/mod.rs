@@ -7,7 +7,7 @@
 //! - [`acquire`]: attempts. One without a majority first removes what it got, everywhere, and then retries after a random
 //!   pause if several clients competed.
 //! - [`release`]: releases and undos, retried on each node until that node confirms.
-//! - [`update`]: re-entry and leases; renewals, one batch per node; restoring a hold on a node that has lost it, as long
+//! - [`update`]: reentry and leases; renewals, one batch per node; restoring a hold on a node that has lost it, as long
 //!   as a majority certainly has it. The validity on each node is in [`super::lease::node_leases`].
 //! - [`table`]: the quorum operations in flight.
 //! - [`show`], [`force`]: SHOW and FORCE, node by node.

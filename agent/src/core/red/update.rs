@@ -1,4 +1,4 @@
-//! Red holds: re-entry, other leases, renewals node by node, and restoring a hold on a node that has lost it.
+//! Red holds: reentry, other leases, renewals node by node, and restoring a hold on a node that has lost it.
 
 use std::sync::Arc;
 use std::time::Duration;

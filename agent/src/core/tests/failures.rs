@@ -238,7 +238,7 @@ fn re_entering_a_lost_hold_reports_the_loss_and_does_not_restore_it() {
     world.redis.clear();
     world.lock(a, "x");
     let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
-    assert_eq!(replies, ["held 1", "held 2"], "a re-entry does not wait for Redis");
+    assert_eq!(replies, ["held 1", "held 2"], "a reentry does not wait for Redis");
     world.pass(Duration::from_millis(150));
     assert_eq!(
         world.events(a),

@@ -252,7 +252,7 @@ fn resume_waits_for_operations_in_flight() {
     world.command(a, Command::Lock(leased.clone()));
     world.foreign("y", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
     world.network = Network::Slow(500);
-    // A re-entry with a lease and a wait are in flight.
+    // A reentry with a lease and a wait are in flight.
     world.command(a, Command::Lock(leased));
     world.command(a, Command::Lock(LockRequest { owner: 5, ..lock_command("y") }));
     world.close(a);
@@ -260,7 +260,7 @@ fn resume_waits_for_operations_in_flight() {
     world.resume(b, &ticket);
     assert!(world.has_no_reply(b));
     world.pass(Duration::from_millis(501));
-    assert_eq!(world.resumed(b).1, ["x lock 2"], "the re-entry in flight counts");
+    assert_eq!(world.resumed(b).1, ["x lock 2"], "the reentry in flight counts");
     assert_eq!(world.core.waiters(), 0, "the wait of the closed connection has ended");
 }
 
@@ -354,7 +354,7 @@ fn a_re_entry_beyond_the_highest_count_is_counted_as_denied() {
     let mut world = World::new();
     let (a, ticket) = world.graced();
     world.lock(a, "x");
-    // So many re-entries would take too long: the next agent finds this count in the journal.
+    // So many reentries would take too long: the next agent finds this count in the journal.
     let holds = world.past.sessions.values_mut().flat_map(|session| session.holds.values_mut());
     holds.for_each(|hold| hold.count = u32::MAX);
     world.kill_and_restart(Duration::from_secs(1));

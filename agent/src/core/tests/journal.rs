@@ -117,7 +117,7 @@ fn a_grant_that_cannot_be_journalled_is_undone() {
     assert_eq!(world.reply(a), "UNAVAILABLE");
     assert!(world.holders("x").is_empty());
     world.lock(a, "kept");
-    assert_eq!(world.reply(a), "UNAVAILABLE", "not even a re-entry");
+    assert_eq!(world.reply(a), "UNAVAILABLE", "not even a reentry");
     assert_eq!(world.acquisitions, ["error", "error"], "each attempt is counted by its reply");
     world.unlock(a, "kept");
     assert_eq!(world.reply(a), "0", "a release needs no record");

@@ -1,4 +1,4 @@
-//! Tests of acquiring, waiting, re-entering and releasing, with a Redis that works.
+//! Tests of acquiring, waiting, reentering and releasing, with a Redis that works.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -577,7 +577,7 @@ fn cancel_ends_an_mlock_between_its_waits() {
     world.lock(a, "x");
     assert_eq!(world.reply(a), "held 1");
     world.network = Network::Slow(100);
-    // It re-enters x without a wait.
+    // It reenters x without a wait.
     mlock(&mut world, a, "x y");
     assert_eq!(cancel(&mut world, b, a), "1");
     world.pass(Duration::from_secs(1));

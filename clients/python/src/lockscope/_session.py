@@ -353,7 +353,7 @@ class Session:
         for row in rows if isinstance(rows, list) else [rows]:
             self._prove(sent + row["waited_ms"] / 1000)
             grant = self._granted(row, kind, lease)
-            if lease is None and row["holds"] == 1:  # A re-entry may find a fixed lease.
+            if lease is None and row["holds"] == 1:  # A reentry may find a fixed lease.
                 grant.watched = grant.deadline - boot()
             granted.append(grant)
         return granted

@@ -1,6 +1,6 @@
 //! Cheap revalidation of an unchanged lock: PTTL alone, and one EXISTS for the queues of many locks.
 //!
-//! Every acquisition, re-entry, renewal and release of a plain lock sets its time to live, or deletes it. A lock that
+//! Every acquisition, reentry, renewal and release of a plain lock sets its time to live, or deletes it. A lock that
 //! is due to expire at the same instant as at its last reading therefore has the same holder. This costs the server a
 //! sixth of a whole reading, and most readings of locks that are held for long find nothing else. A field that was set
 //! by hand is found by the next whole reading.

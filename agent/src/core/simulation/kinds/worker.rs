@@ -77,7 +77,7 @@ impl World {
         (Pending::Lock(lock, kind), Command::Lock(lock_request(lock, kind, wait, lease)))
     }
 
-    /// Chooses a command for a worker that holds something: re-entry, a read under its write hold, a release. Its waits are
+    /// Chooses a command for a worker that holds something: reentry, a read under its write hold, a release. Its waits are
     /// limited, since two such workers could wait for each other.
     fn next_command(&mut self, held: &[(&'static str, Kind, u32)]) -> (Pending, Command) {
         let (lock, kind, _) = self.rng.pick(held);

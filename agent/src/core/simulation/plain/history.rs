@@ -34,7 +34,7 @@ pub(super) struct History {
     /// The instant since which strays have blocked a host's waiters.
     pub(super) blocked: BTreeMap<(usize, &'static str), u64>,
     pub(super) tokens: Tokens,
-    /// Grants since all faults were repaired, including re-entries.
+    /// Grants since all faults were repaired, including reentries.
     pub(super) granted_since: u64,
 }
 

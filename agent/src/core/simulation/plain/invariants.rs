@@ -100,7 +100,7 @@ impl Simulation {
         if now >= hold.valid_until {
             return Err(format!("a grant of an expired hold: {pairs:?}"));
         }
-        // A re-entry repeats its token.
+        // A reentry repeats its token.
         if let (Some(Frame::Int(token)), Some(Frame::Int(1)), Some(Frame::Bulk(lock))) =
             (value("token"), value("holds"), value("lock"))
         {

@@ -113,7 +113,7 @@ impl Simulation {
         let Frame::Map(pairs) = frame else {
             return match code(frame) {
                 "null" if self.is_valid(host, id, owner, lock) => {
-                    Err("a re-entry timed out".into())
+                    Err("a reentry timed out".into())
                 }
                 "null" | "UNAVAILABLE" | "LIMIT" | "WRONGTYPE" | "WRONGKIND" | "DEADLOCK" => Ok(()),
                 "LOST" => {

@@ -232,7 +232,7 @@ public final class PlainContract extends Contract {
         mine().lock();
         check(other().forceUnlock(), "a release");
         check(!mine().isLocked() && !mine().isHeldByCurrentThread(), "a free lock");
-        // The agent counts the releases of re-entries itself, so the loss may be reported only by the last unlock.
+        // The agent counts the releases of reentries itself, so the loss may be reported only by the last unlock.
         fails(IllegalMonitorStateException.class, () -> {
             run(() -> mine().unlock());
             return run(() -> mine().unlock());

@@ -131,7 +131,7 @@ final class Grant {
         return atRisk && isHeld();
     }
 
-    /** Records a grant or a re-entry that the agent reports. */
+    /** Records a grant or a reentry that the agent reports. */
     synchronized void granted(long count, boolean fixed, long deadline) {
         this.count = count;
         renewed = renewed || !fixed;
@@ -158,7 +158,7 @@ final class Grant {
     }
 
     /**
-     * Records the time left as the validity that renewal gives, unless this is a re-entry, which may find a fixed
+     * Records the time left as the validity that renewal gives, unless this is a reentry, which may find a fixed
      * lease.
      */
     synchronized void noteWatched() {

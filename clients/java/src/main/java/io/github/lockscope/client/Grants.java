@@ -68,7 +68,7 @@ final class Grants {
         }
     }
 
-    /** Records a grant or a re-entry that the agent reports. */
+    /** Records a grant or a reentry that the agent reports. */
     synchronized Grant granted(Map<?, ?> fields, boolean fixed, long sent) {
         String holder = Fields.text(fields.get("holder"));
         var key = new Key(Fields.text(fields.get("lock")), Kind.ofWord(Fields.text(fields.get("kind"))));
