@@ -260,7 +260,7 @@ impl End {
         match self {
             Self::Released => "it was released",
             Self::Disconnected => "its session ended",
-            Self::Expired => "its explicit lease ran out",
+            Self::Expired => "its fixed lease ran out",
             Self::Unconfirmed => "its validity ran out: Redis did not confirm a renewal in time",
             Self::Missing => {
                 "it is gone from Redis (expired early or while no agent ran, deleted, evicted, or lost in a restart or failover)"

@@ -178,7 +178,7 @@ impl Metrics {
             lock_groups: make.gauge("lock_groups", "Lock groups seen, including those in overflow.")?,
             renewals: make.counters(
                 "renewals_total",
-                "Renewals by outcome: renewed, unconfirmed (too few replicas have it), verified (an explicit lease, which is not renewed), gone (the hold no longer existed), error (no answer).",
+                "Renewals by outcome: renewed, unconfirmed (too few replicas have it), verified (a fixed lease, which is not renewed), gone (the hold no longer existed), error (no answer).",
                 &[group, "outcome"],
             )?,
             locks_lost: make.counters(
@@ -188,7 +188,7 @@ impl Metrics {
             )?,
             lease_overruns: make.counters(
                 "lease_overruns_total",
-                "Holds whose explicit lease ran out before their owner released them.",
+                "Holds whose fixed lease ran out before their owner released them.",
                 &[group],
             )?,
             lost_holds: make.counters("lost_holds_total", "Lost holds of all groups together.", &["reason"])?,

@@ -22,7 +22,7 @@ pub(super) fn write(line: LogLine) {
             lock.holder = %holder,
             worker.pid = pid,
             trace.parent = trace,
-            "lease overrun: the explicit lease ran out before the worker released the lock"
+            "lease overrun: the fixed lease ran out before the worker released the lock"
         ),
         LogLine::Slept { gap_ms } => {
             tracing::warn!(gap_ms, "the agent slept: verifying every hold");

@@ -1,4 +1,4 @@
-//! The watchdog, explicit leases, EXTEND.
+//! The watchdog, fixed leases, EXTEND.
 
 use anyhow::{Result, ensure};
 use harness::{Reply, eventually};
@@ -47,7 +47,7 @@ async fn a_thousand_holds_are_renewed_together() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_explicit_lease_expires_and_is_reported() -> Result<()> {
+async fn a_fixed_lease_expires_and_is_reported() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.session().await?;
     let mut listener = bench.session().await?;

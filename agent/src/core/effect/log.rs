@@ -29,7 +29,7 @@ pub enum LogLine {
         trace: String,
         end: End,
     },
-    /// An explicit lease ran out before its owner released the hold.
+    /// A fixed lease ran out before its owner released the hold.
     LeaseOverrun {
         lock: LockName,
         holder: HolderId,

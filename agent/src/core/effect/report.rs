@@ -59,7 +59,7 @@ pub enum Report {
         group: Arc<str>,
         end: End,
     },
-    /// An explicit lease ran out before its owner released the hold.
+    /// A fixed lease ran out before its owner released the hold.
     LeaseOverrun {
         group: Arc<str>,
     },

@@ -13,7 +13,7 @@ use crate::core::session::event::Event;
 use crate::core::{Core, LogLine, Node, Report, spans};
 use crate::types::{End, Number};
 
-/// The time after the end of an explicit lease before the agent removes its remains from Redis.
+/// The time after the end of a fixed lease before the agent removes its remains from Redis.
 const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 
 impl Core {
@@ -105,7 +105,7 @@ impl Core {
         }
     }
 
-    /// Counts and logs the loss of a hold, or the end of its explicit lease. Does nothing for other ends.
+    /// Counts and logs the loss of a hold, or the end of its fixed lease. Does nothing for other ends.
     pub(in crate::core) fn report_loss(
         &mut self,
         owner: Owner,

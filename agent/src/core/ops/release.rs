@@ -142,7 +142,7 @@ impl Core {
     /// Reports to the waiting command that the hold has ended, or that it had been lost before.
     pub(in crate::core) fn confirm(&mut self, ending: &Ending, lost: Option<End>) {
         let reply = match lost {
-            // An explicit lease or a lost hold would have ended anyway.
+            // A fixed lease or a lost hold would have ended anyway.
             Some(end) if !ending.end.is_loss() && ending.end != End::Expired => {
                 let forced = ending.claimed_forced && matches!(end, End::Missing | End::Stolen);
                 let end = if forced { End::Forced } else { end };

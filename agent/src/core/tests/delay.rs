@@ -62,7 +62,7 @@ fn the_lock_delay_does_not_apply_to_releases_and_ended_sessions() {
 }
 
 #[test]
-fn a_dead_workers_explicit_lease_is_renewed_during_the_lock_delay() {
+fn a_dead_workers_fixed_lease_is_renewed_during_the_lock_delay() {
     let mut world = world();
     let dying = world.open();
     let lease = Lease::new(Duration::from_secs(5));
@@ -162,7 +162,7 @@ fn many_holds_of_a_closed_session_are_released_in_batches() {
     assert_eq!(world.core.gauges().delayed_holds, 0);
 }
 
-/// The end of the session turns its explicit lease into a renewed one, which the answer to a verification does not extend.
+/// The end of the session turns its fixed lease into a renewed one, which the answer to a verification does not extend.
 #[test]
 fn a_delayed_hold_outlives_a_lease_that_was_being_verified() {
     let mut world = world();

@@ -277,7 +277,7 @@ fn the_watchdog_renews_many_holds_with_few_scripts() {
 }
 
 #[test]
-fn an_explicit_lease_is_not_renewed_and_is_reported_as_expired() {
+fn a_fixed_lease_is_not_renewed_and_is_reported_as_expired() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     let lease = Lease::new(Duration::from_secs(2));

@@ -549,7 +549,7 @@ fn a_late_vote_counts_towards_the_hold() {
 }
 
 #[test]
-fn an_explicit_lease_is_extended_on_the_majority_and_expires() {
+fn a_fixed_lease_is_extended_on_the_majority_and_expires() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, Lease::new(ms(1000))));
@@ -570,7 +570,7 @@ fn an_explicit_lease_is_extended_on_the_majority_and_expires() {
 }
 
 #[test]
-fn an_explicit_lease_is_verified_as_often_as_a_watched_one_is_renewed() {
+fn a_fixed_lease_is_verified_as_often_as_a_watched_one_is_renewed() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, Lease::new(ms(600_000))));
