@@ -29,7 +29,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Returns whether only the form of one of its keys shows that it is a lock.
+    /// Returns whether only the shape of one of its keys shows that it is a lock.
     #[must_use]
     pub fn is_unproven(&self) -> bool {
         self.offers.iter().any(|(offer, _)| !offer.view.confirmed)
@@ -71,7 +71,7 @@ pub struct BatchRequest {
     #[serde(deserialize_with = "count")]
     #[schema(value_type = usize)]
     pub count: Option<usize>,
-    /// Confirms that all keys are locks, although only the form of some shows it.
+    /// Confirms that all keys are locks, although only the shape of some shows it.
     #[serde(default, deserialize_with = "super::flag")]
     pub unproven: bool,
 }

@@ -155,9 +155,9 @@ pub enum ReleaseError {
     /// The offer does not include that target.
     #[error("invalid target: expected `lock`, `holder:<id>` or `place:<id>` from the offer")]
     Target,
-    /// Only its form shows that it is a lock, and the request does not confirm that.
+    /// Only its shape shows that it is a lock, and the request does not confirm that.
     #[error(
-        "only its form shows that this key is a lock: confirm that it is one (`unproven` in the API)"
+        "only its shape shows that this key is a lock: confirm that it is one (`unproven` in the API)"
     )]
     Unproven,
 }
@@ -192,7 +192,7 @@ pub struct ReleaseRequest {
     /// The lock's name again, literally or as pages show it.
     #[schema(min_length = 1)]
     pub name: String,
-    /// Confirms that the key is a lock, although only its form shows it (`confirmed` of the lock is false).
+    /// Confirms that the key is a lock, although only its shape shows it (`confirmed` of the lock is false).
     #[serde(default, deserialize_with = "flag")]
     pub unproven: bool,
 }

@@ -574,7 +574,7 @@ async fn a_lock_that_only_its_form_shows_needs_one_more_confirmation() {
     assert!(form.contains("name=\"unproven\""), "{form}");
     let fields = |seen: &str| format!("seen={seen}&target=lock&reason=old&name=by-page");
     let refused = dashboard.submit(&path, &[], &fields(seen_in(&form).unwrap())).await;
-    assert!(refused.status == 422 && refused.body.contains("only its form"), "{refused:?}");
+    assert!(refused.status == 422 && refused.body.contains("only its shape"), "{refused:?}");
     let confirmed = format!("{}&unproven=true", fields(seen_in(&refused.body).unwrap()));
     assert_eq!(dashboard.submit(&path, &[], &confirmed).await.status, 200);
     assert_eq!(run::<i64>(&mut redis, &["EXISTS", "by-form", "by-page"]), 0);

@@ -37,7 +37,7 @@ pub(in crate::http) struct OfferJson {
     more: usize,
     /// The number of waiters for these locks, at least.
     waiting: u64,
-    /// True if only the form of some hashes shows that they are locks. The request must then have `unproven`.
+    /// True if only the shape of some hashes shows that they are locks. The request must then have `unproven`.
     unproven: bool,
 }
 

@@ -193,7 +193,7 @@ fn leaked(case: &Case<'_>) -> Option<Verdict> {
     Some(Verdict::suspected(ProblemKind::Leaked, gone.since))
 }
 
-/// Judges a hash that only its form shows to be a lock. Redisson gives every lock a lease, so a hash without one is
+/// Judges a hash that only its shape shows to be a lock. Redisson gives every lock a lease, so a hash without one is
 /// either leaked or no lock.
 fn leaked_by_form(case: &Case<'_>) -> Option<Verdict> {
     let sound = case.malformed.is_none() && !case.holders.is_empty();

@@ -110,7 +110,7 @@ fn cases() -> Vec<Case> {
             side_effect: None,
         },
         Case {
-            what: "leaked before the start, only its form is known",
+            what: "leaked before the start, only its shape is known",
             problem: Leaked,
             before: |scenario| scenario.plant("a", one()),
             fault: NOTHING,
