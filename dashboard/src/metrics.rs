@@ -60,7 +60,7 @@ impl ScanMetrics {
             )?,
             unreadable: make.gauges(
                 "scan_unreadable_keys",
-                "Hashes that the account may not read, counted in the latest scan.",
+                "Hashes that the Redis user may not read, counted in the latest scan.",
                 &NODE,
             )?,
         })

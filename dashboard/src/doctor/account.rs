@@ -246,7 +246,7 @@ impl Rights {
             let severity = if blind.is_empty() { Severity::Warning } else { Severity::Problem };
             let list = self.commands.join(", ").replace('|', " ");
             let rules = self.commands.iter().map(|rule| format!("'+{rule}'")).collect();
-            let evidence = format!("The account {user} may not run {list}{blind}.");
+            let evidence = format!("The Redis user {user} may not run {list}{blind}.");
             add(FindingId::AccountCommands, severity, evidence, rules);
         }
         if !self.keys.is_empty() || unreadable > 0 {
@@ -257,12 +257,12 @@ impl Rights {
             let severity = if all && unreadable == 0 { Severity::Note } else { Severity::Warning };
             let evidence = if all {
                 format!(
-                    "The account {user} may read only keys of some names: {} of {} could not be read, and may be locks.",
+                    "The Redis user {user} may read only keys of some names: {} of {} could not be read, and may be locks.",
                     count(unreadable),
                     amount(hashes, "hash", "hashes")
                 )
             } else {
-                format!("The account {user} may not read keys like {}.", self.keys.join(", "))
+                format!("The Redis user {user} may not read keys like {}.", self.keys.join(", "))
             };
             let rules = patterns.iter().map(|pattern| format!("'{sign}{pattern}'")).collect();
             add(FindingId::AccountKeys, severity, evidence, rules);
@@ -270,7 +270,7 @@ impl Rights {
         if !self.channels.is_empty() {
             let list = self.channels.join(", ");
             let evidence = format!(
-                "The account {user} may not subscribe to {list}: a dashboard learns of releases later, by polling."
+                "The Redis user {user} may not subscribe to {list}: a dashboard learns of releases later, by polling."
             );
             let rules = self.channels.iter().map(|channel| format!("'&{channel}'")).collect();
             add(FindingId::AccountChannels, Severity::Warning, evidence, rules);

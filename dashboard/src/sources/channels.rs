@@ -193,7 +193,7 @@ impl Channels {
             }
             PubSubEvent::Refused { channel, reason } => {
                 let pattern = String::from_utf8_lossy(&channel).into_owned();
-                let detail = format!("the account may not subscribe to `{pattern}`: {reason}");
+                let detail = format!("the Redis user may not subscribe to `{pattern}`: {reason}");
                 self.subscribed.remove(&channel);
                 self.status.set(SourceState::Denied, detail);
                 self.listening(false).await;

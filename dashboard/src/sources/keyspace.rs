@@ -228,7 +228,7 @@ impl Keyspace {
         self.listen(topics);
         if let Some((channel, reason)) = self.refused.first_key_value() {
             let channel = String::from_utf8_lossy(channel);
-            let why = format!("the account may not subscribe to `{channel}`: {reason}");
+            let why = format!("the Redis user may not subscribe to `{channel}`: {reason}");
             return self.status.set(SourceState::Denied, why);
         }
         if let Some(why) = self.unoffered.as_ref().filter(|_| !self.proven) {
@@ -277,7 +277,7 @@ impl Keyspace {
                 Ok(Notifications::ANY)
             }
             Err(CallError::Refused(refused)) if !refused.is_transient() => {
-                Err(format!("the account may not read notify-keyspace-events: {refused}"))
+                Err(format!("the Redis user may not read notify-keyspace-events: {refused}"))
             }
             Err(error) => return Err((SourceState::Down, error.to_string())),
         };

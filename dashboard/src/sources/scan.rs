@@ -140,7 +140,7 @@ impl Scan {
                 1 => ("1 hash".to_owned(), "it may be a lock"),
                 n => (format!("{n} hashes"), "they may be locks"),
             };
-            detail.push_str(&format!("; the account may not read {keys}: {locks}"));
+            detail.push_str(&format!("; the Redis user may not read {keys}: {locks}"));
         }
         if slowdown >= 1.5 {
             detail.push_str(&format!(

@@ -200,7 +200,7 @@ async fn keys_that_may_not_be_read_do_not_hide_the_others() {
     assert!(answer.body.contains("may not read"), "{answer:?}");
     // The picture is incomplete, and every scan counts the keys that are missing.
     let counts = |is: &str| {
-        let says = format!("the account may not read {is}");
+        let says = format!("the Redis user may not read {is}");
         move |json: &Value| json["sources"].to_string().contains(&says)
     };
     dashboard.json_when("/api/v1/sources", counts("1 hash: it may be a lock")).await;

@@ -114,7 +114,7 @@ struct Refusal {
 }
 
 /// The remedy if the account may not use MONITOR.
-const ALLOW: &str = "Allow it `+monitor +psubscribe &lockscope:monitor[]`, or name another account with `--monitor-redis-url`.";
+const ALLOW: &str = "Allow it `+monitor +psubscribe &lockscope:monitor[]`, or set another user with `--monitor-redis-url`.";
 
 impl MonitorReader {
     /// Creates the reader and its switch. `link` is a separate connection to the same server with the same user.
@@ -196,7 +196,7 @@ impl MonitorReader {
                         " with PSUBSCRIBE, without which Redis would not limit it (`+psubscribe &lockscope:monitor[]`)"
                     }
                 };
-                let why = format!("the account may not use MONITOR{needs}: {why}");
+                let why = format!("the Redis user may not use MONITOR{needs}: {why}");
                 self.status.set_remediable(SourceState::Denied, why, ALLOW);
                 self.wait_for_request(DENIED_INTERVAL).await;
             }
@@ -314,7 +314,7 @@ impl MonitorReader {
         let refusal =
             |why: &str, remedy, retry_after| Refusal { why: why.to_owned(), remedy, retry_after };
         if info.role.is_none() {
-            let why = "the account may not read the server's role";
+            let why = "the Redis user may not read the server's role";
             return Err(refusal(why, Some("Allow it `+info`."), DENIED_INTERVAL));
         }
         let bound = bound(&self.link, self.settings.budget).await;
@@ -330,7 +330,7 @@ impl MonitorReader {
             }
             Ok(Bound::Unbounded(why, remedy)) => Err(refusal(&why, Some(remedy), REFUSED_INTERVAL)),
             Ok(Bound::Unreadable) => {
-                let why = "the account may not read the server's output-buffer limits, so they count as absent";
+                let why = "the Redis user may not read the server's output-buffer limits, so they count as absent";
                 let remedy = "Allow it `+config|get`, or use --monitor-unbounded.";
                 Err(refusal(why, Some(remedy), DENIED_INTERVAL))
             }

@@ -7,7 +7,7 @@ use service_kit::redis::{CallError, ServerError};
 use super::call::ReadError;
 
 /// The reading of a key that the account's patterns exclude.
-pub const UNPERMITTED_KEY: &str = "a key that this account may not read";
+pub const UNPERMITTED_KEY: &str = "a key that this user may not read";
 
 /// Turns a refusal that concerns all keys into an error. Other refusals concern only this key.
 pub(super) fn permitted(
