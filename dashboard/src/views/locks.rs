@@ -26,8 +26,8 @@ impl ListView for LockRow {
         },
         Heading::unsorted("Waiting", "figure"),
         Heading {
-            hint: "Sort by time to live",
-            ..Heading::sorted_by("Time to live", "ttl", "ttl")
+            hint: "Sort by TTL",
+            ..Heading::sorted_by("TTL", "ttl", "ttl")
         },
     ];
     const NOTHING: (&'static str, &'static str) =

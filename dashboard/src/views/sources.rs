@@ -33,7 +33,7 @@ fn about(source: &str) -> About {
         },
         "poll" => About {
             label: "Poll",
-            sees: "Reads known locks again: holders, counts, time to live. \
+            sees: "Reads known locks again: holders, counts, TTL. \
                    Shows renewals, reentries, expiry and new holders.",
         },
         "subscribers" => About {

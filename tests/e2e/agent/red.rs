@@ -140,7 +140,7 @@ async fn show_and_the_registry_use_the_red_servers() -> Result<()> {
     let shown = other.call("SHOW b").await?.ok()?;
     assert_eq!(shown.field("pttl_ms")?, &Reply::Null);
     let warnings = shown.field("warnings")?.text();
-    assert!(warnings.contains("1 of 3") && warnings.contains("no time to live"), "{warnings}");
+    assert!(warnings.contains("1 of 3") && warnings.contains("no TTL"), "{warnings}");
 
     // A client that finds the holder on a server can look it up there.
     let id = HolderId::parse(holder(&held)?.as_bytes()).context("a holder id")?;

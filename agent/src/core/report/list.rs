@@ -317,7 +317,7 @@ fn warnings(name: &LockName, shown: &LockDetails) -> Vec<String> {
 }
 
 /// The warning about a lock that does not expire.
-pub(in crate::core) const NO_TTL: &str = "no time to live: it will never end by itself";
+pub(in crate::core) const NO_TTL: &str = "no TTL: it will never expire";
 
 /// Returns the warning about a key that is not a hash.
 pub(in crate::core) fn other_type(shown: &LockDetails) -> String {

@@ -131,7 +131,7 @@ pub(super) fn leaked() -> LockView {
             evidence: vec![Evidence {
                 at: ago(83_000),
                 source: "poll",
-                text: "Two reads 5 s apart found no time to live.".into(),
+                text: "Two reads 5 s apart found no TTL.".into(),
             }],
             advice:
                 "Find out whether its holder still works; if it is gone, release the lock by hand."
