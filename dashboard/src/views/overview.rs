@@ -93,7 +93,7 @@ impl Figures {
     fn new(page: &OverviewPage) -> Self {
         let hour = page.contention.total();
         let summary = &page.summary;
-        // Before the first pass over all keys, there may be more of everything.
+        // Before the first scan is complete, there may be more of everything.
         let is_first_pass = page.chrome.first_scan.is_some();
         let known = |count: u64, exact: bool| match (count, exact) {
             (0, _) if is_first_pass => "?".to_owned(),

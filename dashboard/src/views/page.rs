@@ -142,7 +142,7 @@ impl Health {
             return Self { tone: "warn", word: "Partial", detail: failing.join(", ") };
         }
         if chrome.first_scan.is_some() {
-            let detail = "the first pass over all keys is not complete".to_owned();
+            let detail = "the first scan of all keys is not complete".to_owned();
             return Self { tone: "warn", word: "First scan", detail };
         }
         Self { tone: "fine", word: "Live", detail: String::new() }

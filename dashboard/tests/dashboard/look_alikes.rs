@@ -42,7 +42,7 @@ async fn masses_of_look_alikes_hide_no_lock_and_are_not_read_one_by_one() {
     dashboard.json_when("/api/v1/sources", |sources| sources["first_scan"].is_null()).await;
     // Each reading has one HMGET: of the possible locks up to the limit, those with a lease, and a few polls since.
     let read = calls(&mut redis, "hmget");
-    assert!(read < LOOK_ALIKES / 3, "{read} readings in the first pass");
+    assert!(read < LOOK_ALIKES / 3, "{read} readings in the first scan");
     for i in 0..20 {
         let lock = dashboard.lock_when(&leased(i), |lock| lock["state"] == "held").await;
         assert_eq!(lock["confirmed"], json!(true), "{lock}");

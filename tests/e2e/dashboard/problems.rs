@@ -91,7 +91,7 @@ async fn an_expired_hold_of_a_free_lock_survives_a_restart() -> Result<()> {
     bench.dashboard.restart().await?;
     let after = bench.listed("a", expired).await;
     assert_eq!(after["problems"][0]["since"], before["problems"][0]["since"]);
-    // The first pass has ended and reports nothing else.
+    // The first scan has ended and reports nothing else.
     eventually("a pass over all keys", async || {
         let sources = bench.dashboard.json("/api/v1/sources").await?;
         let mut rows = sources["sources"].as_array().into_iter().flatten();
