@@ -45,7 +45,7 @@ async fn views_facets_and_pages_obey_the_filter() -> Result<()> {
     let first = browser.run("return document.querySelector('#rows tr').innerText").await?;
     follow(&browser, "Next page").await?;
     until(&browser, &format!("{RANGE} === '101–133 of 133'")).await;
-    follow(&browser, "Page before").await?;
+    follow(&browser, "Previous page").await?;
     until(&browser, &format!("{RANGE} === '1–100 of 133'")).await;
     let back = browser.run("return document.querySelector('#rows tr').innerText").await?;
     let name = |row: &serde_json::Value| {

@@ -113,8 +113,8 @@ fn an_empty_table_says_why() {
     let says = |page: &str| match page {
         "empty-none" => "No lock is held",
         "empty-denied" => "the user lacks <code>scan</code>",
-        "empty-filter" => "Nothing that is seen now matches <code>owner:nobody age:&#62;5m</code>",
-        "empty-bad-filter" => "is not understood",
+        "empty-filter" => "Nothing currently known matches <code>owner:nobody age:&#62;5m</code>",
+        "empty-bad-filter" => "Invalid filter",
         "empty-scanning" => "431,200 of about 1,000,000 keys",
         "empty-partly" => {
             "as far as is known</h2><p>But the picture is not complete:</p><p>main: 1 slot"
