@@ -22,7 +22,7 @@ async fn the_whole_page_turns_to_an_instant_and_back() -> Result<()> {
     let browser = Browser::start().await?;
     browser.open(&dashboard.url(&format!("/lock?name=plain&at={taken}"))).await?;
     let says = |text: &str| format!("document.getElementById('main').innerText.includes({text:?})");
-    until(&browser, &says("You are looking at")).await;
+    until(&browser, &says("Showing")).await;
     until(&browser, &says("later: ")).await;
     let verdict = "document.getElementById('lock-then').innerText";
     let held = format!("{verdict}.includes('held') && {verdict}.includes('0f3c1f6e')");
@@ -33,11 +33,11 @@ async fn the_whole_page_turns_to_an_instant_and_back() -> Result<()> {
         browser.run("return document.body.dataset.live ?? null").await?,
         serde_json::json!(null)
     );
-    follow(&browser, "Event after").await?;
+    follow(&browser, "Next event").await?;
     let at = "new URLSearchParams(location.search).get('at')";
     assert_eq!(browser.run(&format!("return {at}")).await?, ended.as_str());
     until(&browser, &format!("{verdict}.includes('not known to be held')")).await;
-    follow(&browser, "Event before").await?;
+    follow(&browser, "Previous event").await?;
     assert_eq!(browser.run(&format!("return {at}")).await?, taken.as_str());
     follow(&browser, "Back to live").await?;
     until(&browser, &format!("{at} === null && document.getElementById('lock-state')")).await;
