@@ -35,7 +35,7 @@ struct DeniedTemplate<'a> {
 /// # Errors
 /// If the template fails, which is a bug.
 pub fn denied_page(is_busy: bool, reason: &str) -> Result<String, askama::Error> {
-    let heading = if is_busy { "Too busy just now" } else { "No access" };
+    let heading = if is_busy { "Server busy" } else { "No access" };
     DeniedTemplate { heading, message: sentence(reason), is_busy, assets: &assets::ADDRESSES }
         .render()
 }

@@ -300,9 +300,9 @@ fn missing(path: &str) -> (&'static str, &'static [(&'static str, &'static str)]
     let is_incident = path.strip_prefix("/incident");
     match is_incident.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?'])) {
         true => (
-            "There is no such incident now",
+            "No such incident",
             &[
-                ("Problems of now", "/problems"),
+                ("Current problems", "/problems"),
                 ("Problems of the last hour", "/history?filter=event:problem"),
             ],
         ),
@@ -331,13 +331,13 @@ pub fn error_page(page: &ErrorPage) -> Result<String, askama::Error> {
         links = ELSEWHERE;
     }
     let heading = match page.status {
-        400 => "That request is not understood",
-        403 => "Not allowed",
+        400 => "Invalid request",
+        403 => "Access denied",
         404 => not_found,
-        405 => "Not done this way",
-        413 | 414 => "That is too long",
-        421 => "Not served under this name",
-        429 | 503 => "Too busy just now",
+        405 => "Method not allowed",
+        413 | 414 => "Request too large",
+        421 => "Unknown host name",
+        429 | 503 => "Server busy",
         _ => "Something went wrong",
     };
     ErrorTemplate {

@@ -535,7 +535,7 @@ async fn a_key_that_is_no_lock_cannot_be_released() {
     run::<String>(&mut redis, &["SET", "text", "x"]);
     take(&mut redis, b"held", HOLDER, 600_000);
     dashboard.lock_when("held", |lock| lock["state"] == "held").await;
-    for (name, word) in [("text", "not a lock"), ("nothing", "Nobody holds")] {
+    for (name, word) in [("text", "not a lock"), ("nothing", "nothing to release")] {
         let answer = dashboard.get(&format!("/api/v1/release?{}", query(name))).await;
         assert_eq!(answer.status, 404, "{name}");
         assert!(answer.body.contains(word), "{name}: {}", answer.body);

@@ -33,7 +33,7 @@ const RETRY_AFTER_SECS: u32 = 60;
 
 /// The reason why a lock is not offered.
 pub(super) const NOTHING_TO_RELEASE: &str =
-    "Nobody holds this lock, and nobody dead stands in its queue.";
+    "There is nothing to release: the lock is free, and its queue has no dead entry.";
 
 /// Returns the error of a dashboard that may not release locks.
 pub(super) fn releases_off() -> ApiError {

@@ -464,16 +464,16 @@ fn the_page_of_a_missing_incident_says_so_and_where_to_go_on() {
         let message = "this is over".to_owned();
         error_page(&ErrorPage { chrome: chrome(address), status, message }).unwrap()
     };
-    let problems = "<a href=\"/problems\">Problems of now</a>";
+    let problems = "<a href=\"/problems\">Current problems</a>";
     for address in ["/incident?problem=leaked&key=x", "/incident/release?problem=leaked&key=x"] {
         let page = at(address, 404);
-        assert!(page.contains("<h1>There is no such incident now</h1>"), "{page}");
+        assert!(page.contains("<h1>No such incident</h1>"), "{page}");
         assert!(page.contains("<p>This is over.</p>") && page.contains(problems), "{page}");
         assert!(page.contains("<a href=\"/history?filter=event:problem\">"), "{page}");
     }
     for (address, status) in [("/incidents", 404), ("/nothing", 404), ("/incident?x", 400)] {
         let page = at(address, status);
-        assert!(!page.contains("no such incident") && !page.contains(problems), "{page}");
+        assert!(!page.contains("No such incident") && !page.contains(problems), "{page}");
     }
 }
 
