@@ -88,15 +88,15 @@ impl ListView for ContentionRow {
         Heading::sorted_by("Longest wait", "wait", "held"),
         Heading::unsorted("Held by", "holder"),
         Heading::sorted_by("Acquired", "taken", "figure"),
-        Heading::sorted_by("Waited in all", "waited", "waited"),
+        Heading::sorted_by("Total wait", "waited", "waited"),
         Heading::sorted_by("Holds", "hold", "past"),
     ];
     const NOTHING: (&'static str, &'static str) = (
         "Nobody waits",
         "No waiter was known of any lock within the last hour, or since this dashboard began, as far as the sources see.",
     );
-    const ABOUT: &'static str = "Locks that someone waits for now, or waited for within the last hour, those with the \
-        most waiting in all first. ≥ marks a lower bound: it counts connections that listen for a release, and each may stand for \
+    const ABOUT: &'static str = "Locks that someone waits for now, or waited for within the last hour, longest \
+        total wait first. ≥ marks a lower bound: it counts connections that listen for a release, and each may represent \
         many threads. The counts of the last hour are of what was seen.";
 
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {

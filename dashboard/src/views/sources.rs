@@ -39,7 +39,7 @@ fn about(source: &str) -> About {
         "subscribers" => About {
             label: "Subscribers",
             sees: "Counts the connections that listen for a lock’s release. Each is at least one waiter, \
-                   and may stand for many threads.",
+                   and may represent many threads.",
         },
         "keyspace" => About {
             label: "Keyspace",

@@ -91,7 +91,7 @@ impl HeatRow {
         let problems = group.minutes.iter().filter(|minute| minute.problems > 0);
         let mut words = match longest.filter(|minute| minute.waiting_ms > 0) {
             Some(longest) => format!(
-                "waited for {} in all, the most at {} UTC",
+                "{} waited in total, most at {} UTC",
                 format::short_duration(waited),
                 time(began(longest, end))
             ),
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(levels, [1, 5, 0]);
         assert_eq!(
             row.words,
-            "waited for 11m 40s in all, the most at 18:58 UTC; problems at 18:59 UTC"
+            "11m 40s waited in total, most at 18:58 UTC; problems at 18:59 UTC"
         );
         assert_eq!(row.cells[2].words, "18:59 UTC: no waits, 2 problems");
         let link = "/history?from=2026-11-24T18:58:00.000Z&to=2026-11-24T18:59:00.000Z";
