@@ -35,10 +35,10 @@ impl EventRow {
                     PastEnding::Seen(Ending::Vanished) => {
                         "no longer holds it; no release message was received"
                     }
-                    PastEnding::Seen(Ending::Forced) => "lost it by force",
+                    PastEnding::Seen(Ending::Forced) => "lost it to a forced release",
                     PastEnding::Seen(Ending::Restarted) => "lost it in a restart of the server",
-                    PastEnding::Seen(Ending::Replaced) => "lost it: the key became something else",
-                    PastEnding::Unseen => "no longer holds it; its end was not seen",
+                    PastEnding::Seen(Ending::Replaced) => "lost it: the key was overwritten",
+                    PastEnding::Unseen => "no longer holds it; the end was not observed",
                 };
                 (Some(&event.subject), how.to_owned())
             }

@@ -37,7 +37,7 @@ pub(super) fn meaning(problem: ProblemKind) -> &'static str {
         }
         ProblemKind::Expired => "Its lease expired while its holder still renewed or used it.",
         ProblemKind::Starving => "A waiter has been waiting for it for too long.",
-        ProblemKind::Malformed => "Its hash, or its name, is not as that of a lock should be.",
+        ProblemKind::Malformed => "Its hash or its name is not valid for a lock.",
         ProblemKind::Orphan => "Keys that belong to it were left behind by clients that are gone.",
         ProblemKind::Stuck => "Its holder keeps renewing it, for longer than is usual or allowed.",
     }

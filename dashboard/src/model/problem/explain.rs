@@ -317,7 +317,7 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
             "It has no TTL and will never expire. {found} If that process is dead, release the lock by force."
         ),
         ProblemKind::Stuck if case.holders.iter().any(|(holder, _)| holder.looks_like_agent()) => format!(
-            "The holder's agent renews the lock, but the worker has not released it. {found} `lockctl ls` on that host shows whether the worker's process is stopped. Take a stack dump before you stop it. Stopping it frees the lock at once, or after the grace of its session, which `lockctl kick` ends."
+            "The holder's agent renews the lock, but the worker has not released it. {found} `lockctl ls` on that host shows whether the worker's process is stopped. Take a stack trace before you stop it. Stopping it frees the lock at once, or after the grace of its session, which `lockctl kick` ends."
         ),
         ProblemKind::Stuck => format!(
             "The holder is alive and still renewing, but has not released the lock. {found} Take a thread dump before you stop it; stopping it frees the lock within its lease."
@@ -350,8 +350,8 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
                 true => format!(
                     "The lock is free, but the first in its queue has not acquired it; the others wait until its deadline has passed. {waiter}"
                 ),
-                false if case.rule.starving_after.is_some_and(|limit| held_for <= limit) => "The lock seems to change hands: its present holder acquired it a short while ago. Then a release does not help. Hold the lock for less time, or lock something smaller; a fair lock serves its waiters in order.".to_owned(),
-                false => format!("Others wait for a holder that does not release the lock. {found} Take a stack dump of the holder's process, then stop it; or release the lock by force."),
+                false if case.rule.starving_after.is_some_and(|limit| held_for <= limit) => "The lock seems to change hands: its present holder acquired it a short while ago. A release would not help then. Hold the lock for less time, or lock something smaller; a fair lock serves its waiters in order.".to_owned(),
+                false => format!("Others wait for a holder that does not release the lock. {found} Take a stack trace of the holder's process, then stop it; or release the lock by force."),
             }
         }
         ProblemKind::Deadlock => format!(
@@ -359,7 +359,7 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ),
         ProblemKind::Orphan if !case.holders.is_empty() => "Nobody holds it, but writers are refused until its TTL ends or a new reader releases it. If that is too late, release it by force.".to_owned(),
         ProblemKind::Orphan if case.orphaned_readers > 0 => "The lock was deleted or ran out while readers held it. Their markers, keys named after the lock in braces with `rwlock_timeout` in them, take up memory; delete those without a TTL, which never expire.".to_owned(),
-        ProblemKind::Orphan if longest(case).is_none() => "Its waiters are gone, and no client has requested the lock since. The leftovers only take up memory: the next client that requests the lock removes them after their deadlines, `lockctl unlock --force --holder none` on the host of an agent at once.".to_owned(),
+        ProblemKind::Orphan if longest(case).is_none() => "Its waiters are gone, and no client has requested the lock since. The leftovers only take up memory: the next client that requests the lock removes them after their deadlines; `lockctl unlock --force --holder none` on the host of an agent removes them at once.".to_owned(),
         ProblemKind::Orphan if case.dead_head.is_some_and(|head| head.gone) => "The first in its queue is dead and delays the others until its deadline, which may be far away. `lockctl unlock --force --holder none` on the host of an agent removes it and wakes the next one.".to_owned(),
         ProblemKind::Orphan => "The first in its queue is dead: its deadline has passed. The next client that requests the lock removes it; until then those behind it wait. `lockctl unlock --force --holder none` on the host of an agent removes it and wakes the next one.".to_owned(),
         ProblemKind::Malformed if case.malformed == Some(APART) => format!(

@@ -91,11 +91,11 @@ pub(super) fn ending_words(hold: &PastHoldView) -> &'static str {
         PastEnding::Seen(Ending::Released) => "released",
         PastEnding::Seen(Ending::HandedOver) => "handed over",
         PastEnding::Seen(Ending::Expired) => "its lease ran out",
-        PastEnding::Seen(Ending::Vanished) => "gone before its lease was over",
-        PastEnding::Seen(Ending::Forced) => "ended by force",
+        PastEnding::Seen(Ending::Vanished) => "gone before its lease expired",
+        PastEnding::Seen(Ending::Forced) => "released by force",
         PastEnding::Seen(Ending::Restarted) => "lost in a restart",
-        PastEnding::Seen(Ending::Replaced) => "the key became something else",
-        PastEnding::Unseen => "its end was not seen",
+        PastEnding::Seen(Ending::Replaced) => "the key was overwritten",
+        PastEnding::Unseen => "end not observed",
     }
 }
 

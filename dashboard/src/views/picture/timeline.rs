@@ -115,7 +115,7 @@ const LEGEND: [(&str, &str); 6] = [
     ("released", "released or handed over"),
     ("ran-out", "its lease ran out"),
     ("vanished", "gone otherwise"),
-    ("forced", "ended by force"),
+    ("forced", "released by force"),
     ("waits", "waits"),
 ];
 

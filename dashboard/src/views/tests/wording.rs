@@ -215,7 +215,7 @@ fn an_event_says_that_an_end_was_not_seen() {
         subject: "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47".into(),
         detail: Some(detail.into()),
     };
-    assert!(EventRow::past(&event("unseen")).text.ends_with("its end was not seen"));
+    assert!(EventRow::past(&event("unseen")).text.ends_with("the end was not observed"));
     assert_eq!(EventRow::past(&event("released")).text, "released it");
 }
 
