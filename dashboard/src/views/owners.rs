@@ -72,7 +72,7 @@ impl ListView for OwnerRow {
     const TITLE: &'static str = "Owners";
     const COLUMNS: &'static [Heading] = &owner_columns("Owner", "Client");
     const NOTHING: (&'static str, &'static str) =
-        ("Nobody holds a lock", "Every key has been looked at, and no lock is held right now.");
+        ("Nobody holds a lock", "All keys have been scanned and no lock is held.");
     const ABOUT: &'static str = "Who holds locks, and who waits for them: by client, which is a Redisson instance or an agent, by \
         service or by host. Waiters are known by name from MONITOR, from fair queues and from agents.";
 

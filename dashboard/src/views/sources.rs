@@ -29,7 +29,7 @@ fn about(source: &str) -> About {
         "channels" => About {
             label: "Channels",
             sees: "Listens on the channels on which releases are published. \
-                   Shows a release at once, and names of locks that no scan has met.",
+                   Shows a release at once, and names of locks that no scan has found.",
         },
         "poll" => About {
             label: "Poll",
@@ -49,11 +49,11 @@ fn about(source: &str) -> About {
         "identity" => About {
             label: "Identity",
             sees: "Reads what agents publish about the processes behind their holds, and which addresses are \
-                   connected. Shows who a holder is, and whether it still lives.",
+                   connected. Shows who a holder is, and whether it is still alive.",
         },
         "monitor" => About {
             label: "Monitor",
-            sees: "Reads what MONITOR prints of every client’s commands, as far as it is about locks. \
+            sees: "Reads the lock commands that MONITOR shows for all clients. \
                    Shows attempts that were refused, waiters, and the address behind a holder. Costs the \
                    server time for each command, so it is on only while the server is quiet.",
         },
