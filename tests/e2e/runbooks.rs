@@ -272,7 +272,7 @@ async fn the_documented_source_identifies_who_released_by_force() -> Result<()> 
     })
     .await;
     let log = dashboard.process().log();
-    let line = log.lines().find(|line| line.contains("release by force requested"));
+    let line = log.lines().find(|line| line.contains("forced release requested"));
     let line = line.context(log.clone())?;
     assert!(["orders:1", "a test", "127.0.0.1"].iter().all(|part| line.contains(part)), "{line}");
     eventually("the agent's log to tell", async || {

@@ -30,7 +30,7 @@ pub(super) struct ProblemJson<'a> {
     title: &'static str,
     status: u16,
     detail: &'a str,
-    /// The outcome of a release by force that failed.
+    /// The outcome of a forced release that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = failed_outcomes, required = false)]
     outcome: Option<&'static str>,

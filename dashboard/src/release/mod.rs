@@ -242,7 +242,7 @@ impl Releases {
         if !config.allow_release {
             return Ok(None);
         }
-        let help = "Requested releases by force, by outcome.";
+        let help = "Requested forced releases, by outcome.";
         let outcomes = registrar(registry).counters("releases_total", help, &["outcome"])?;
         for outcome in Outcome::SUCCEEDED.into_iter().chain(Outcome::FAILED).chain([REJECTED]) {
             drop(outcomes.with_label_values(&[outcome]));
@@ -323,7 +323,7 @@ impl Releases {
             from = %operator.from,
             reason,
             why,
-            "release by force rejected"
+            "forced release rejected"
         );
         let action = OperatorAction {
             at: SteadyMillis::now(),
@@ -468,7 +468,7 @@ impl Releases {
             was,
             reason,
             outcome = outcome.as_str(),
-            "release by force requested"
+            "forced release requested"
         );
         let action = OperatorAction {
             at: SteadyMillis::now(),

@@ -98,7 +98,7 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
         offer.view.problems.iter().find(|problem| Some(problem.problem) == offer.problem)
     });
     ReleaseTemplate {
-        frame: Frame::new(page::title(&page.chrome, "Release by force"), "", &page.chrome).still(),
+        frame: Frame::new(page::title(&page.chrome, "Force release"), "", &page.chrome).still(),
         page,
         name: shown_name(&page.id.name),
         link: links::lock(&page.id),

@@ -69,7 +69,7 @@ async fn one_acknowledgement_is_for_all_its_problems() {
     let page = dashboard.get(&path).await;
     assert!(page.status == 200 && page.body.contains("3 locks"), "{}", page.body);
     assert!(page.body.contains("a&#60;3&#62;") && !page.body.contains("a<3>"), "{}", page.body);
-    assert!(!page.body.contains("Release all by force"), "nothing is released here");
+    assert!(!page.body.contains("Force-release all"), "nothing is released here");
     let path = path.replace("/incident?", "/incident/acknowledge?");
     let form = "problem=malformed&for=8h&reason=it+is+known";
     let short = dashboard.submit(&path, &[], "problem=malformed&for=8h&reason=x").await;
@@ -95,7 +95,7 @@ async fn all_its_locks_are_released_as_they_were_shown_and_no_others() {
     let names = ["job:1", "job:2", "job:3", "job:4"];
     leak(&dashboard, &mut redis, &names).await;
     let path = page_of_incident(&dashboard).await;
-    assert!(dashboard.get(&path).await.body.contains("Release all by force"));
+    assert!(dashboard.get(&path).await.body.contains("Force-release all"));
     let path = path.replace("/incident?", "/incident/release?");
     let page = dashboard.get(&path).await;
     assert!(page.status == 200 && page.body.contains("Release 4"), "{}", page.body);

@@ -53,7 +53,7 @@ async fn a_person_releases_what_the_page_shows() {
     take(&mut redis, name.as_bytes(), HOLDER, 600_000);
     dashboard.lock_when(name, |lock| lock["state"] == "held").await;
     let page = dashboard.get(&format!("/lock?{}", query(name))).await;
-    assert!(page.body.contains("Release by force"), "{}", page.body);
+    assert!(page.body.contains("Force release"), "{}", page.body);
     let path = format!("/release?{}", query(name));
     let form = dashboard.get(&path).await;
     assert_eq!(form.status, 200);

@@ -366,7 +366,7 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
             "In a cluster clients fail on such a name, or are not woken by a release: balance the braces of the name, or remove them. {found}"
         ),
         ProblemKind::Malformed => format!(
-            "No client library writes a hash like this: two kinds of lock share the name, or another program uses the key. A release by force deletes the whole hash, fields of other programs included: ask their owner first. {found}"
+            "No client library writes a hash like this: two kinds of lock share the name, or another program uses the key. A forced release deletes the whole hash, fields of other programs included: ask their owner first. {found}"
         ),
     }
 }

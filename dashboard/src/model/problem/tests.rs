@@ -366,7 +366,7 @@ fn a_hash_with_unexpected_content_is_malformed() {
     let case = Case { malformed: Some(APART), ..case };
     let problem = explain(&case, judge(&case)[0]);
     assert!(problem.advice.contains("balance the braces"), "{problem:?}");
-    assert!(!problem.advice.contains("A release by force deletes"), "{problem:?}");
+    assert!(!problem.advice.contains("A forced release deletes"), "{problem:?}");
 }
 
 #[test]
