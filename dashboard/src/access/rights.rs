@@ -78,7 +78,7 @@ impl Rights {
             };
             let right = Right::ALL.into_iter().find(|right| right.as_str() == word);
             let right = right.ok_or_else(|| {
-                format!("`{word}` is no right: expected look, ack, watch or release")
+                format!("`{word}` is not a right: expected look, ack, watch or release")
             })?;
             match glob {
                 None => all |= right.bit(),

@@ -175,7 +175,7 @@ fn token_files_with_mistakes_are_rejected_without_revealing_tokens() {
         ("# nothing", "no token"),
         ("short,anna", "line 1: a token has 16"),
         (&*long, "16 to 512"),
-        (&*format!("\n{TOKEN},anna,look+fly"), "line 2: `fly` is no right"),
+        (&*format!("\n{TOKEN},anna,look+fly"), "line 2: `fly` is not a right"),
         (&*format!("{TOKEN},a\n{TOKEN},b"), "line 2: this token stands above"),
         (&*format!("{TOKEN},{}", "n".repeat(65)), "64"),
     ] {

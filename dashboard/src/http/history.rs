@@ -48,7 +48,7 @@ fn mistake(params: &EventsParams, now: SteadyMillis) -> Option<(&'static str, St
         Some((
             field,
             format!(
-                "`{typed}` is no instant: expected a time of day such as `03:12`, an instant such as `2026-11-21T03:12:00Z`, or `-15m` for so long ago."
+                "invalid time `{typed}`: expected a time of day such as `03:12`, an instant such as `2026-11-21T03:12:00Z`, or an age such as `-15m`."
             ),
         ))
     });

@@ -321,7 +321,7 @@ pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis,
     at.map(|at| WallMillis(at).to_steady()).ok_or_else(|| {
         let typed = recognizable(text);
         ApiError::bad_request(format!(
-            "`{key}` is `{typed}`, which is no instant: expected one in UTC, such as 2026-11-21T03:12:00Z, 03:12, or -15m"
+            "`{key}`: invalid time `{typed}`: expected UTC, such as 2026-11-21T03:12:00Z, 03:12, or -15m"
         ))
     })
 }
@@ -446,7 +446,7 @@ mod tests {
             ["", "soon", "3:12", "24:00", "03:60", "03:12:00:00", "15m", "--1h", "-", "03:1x"]
         {
             let detail = read(text).unwrap_err().detail;
-            assert!(detail.starts_with(&format!("`at` is `{text}`")), "{detail}");
+            assert!(detail.starts_with(&format!("`at`: invalid time `{text}`")), "{detail}");
         }
     }
 

@@ -65,7 +65,7 @@ pub enum TargetError {
     #[error("the URL names no socket; expected such as unix:///run/redis/redis.sock")]
     NoSocketPath,
     /// A database that is not a number.
-    #[error("database `{0}` is no number; expected such as redis://host:6379/0")]
+    #[error("database `{0}` is not a number; expected for example redis://host:6379/0")]
     Db(String),
     /// An unknown option after the `?`.
     #[error("option `{0}` is not known; `db` is the only one")]
@@ -74,7 +74,7 @@ pub enum TargetError {
     #[error("there is a `#` in the URL; in a password write it as %23")]
     Fragment,
     /// A user or password that is not UTF-8 when percent-decoded.
-    #[error("user or password is no UTF-8 text when percent-decoded")]
+    #[error("the user or password is not valid UTF-8 after percent-decoding")]
     Encoding,
     /// A user without a password, who could not log in.
     #[error("there is a user without a password; add one, in the URL or by a password file")]

@@ -229,7 +229,7 @@ fn is_list(arg: &Arg) -> bool {
 }
 
 fn env_values(arg: &Arg, value: &OsStr) -> Result<Vec<String>, String> {
-    let value = value.to_str().ok_or("the value is no UTF-8 text")?;
+    let value = value.to_str().ok_or("the value is not valid UTF-8")?;
     if is_switch(arg) {
         let parsed = BoolishValueParser::new().parse_ref(&Command::new(""), None, value.as_ref());
         let on = parsed.map_err(|_| format!("invalid value `{value}`: expected true or false"))?;

@@ -43,7 +43,7 @@ fn check_headers(variable: &str, headers: &str) -> Result<(), String> {
         });
         if !valid {
             return Err(format!(
-                "{variable}: entry {} of {} is no header; expected name=value, separated by commas, values percent-encoded",
+                "{variable}: entry {} of {} is not a header; expected name=value, separated by commas, values percent-encoded",
                 index + 1,
                 headers.split_terminator(',').count()
             ));

@@ -141,11 +141,11 @@ pub(in crate::core) fn not_held_by(name: &LockName, named: &[u8], mut now: Vec<S
 /// may be its effect.
 pub(in crate::core) fn changed_hands(name: &LockName, may_have_run: bool) -> Frame {
     if may_have_run {
-        let why = "it has changed hands just now, and Redis's answer was lost: it may have been released; look again";
+        let why = "it changed holders, and Redis's reply was lost: it may have been released; check it again";
         return Core::unavailable_for(name, why);
     }
     Frame::Error(format!(
-        "NOTHELD `{name}` has changed hands just now; nothing is done: look again"
+        "NOTHELD `{name}` changed holders during the command; nothing was done: check it again"
     ))
 }
 
@@ -189,7 +189,7 @@ impl Core {
             }
             None
         } else if shown.key_type != "hash" || shown.fields > MAX_FIELDS || holders.is_empty() {
-            Some(format!("WRONGTYPE `{name}` is no lock; nothing is done"))
+            Some(format!("WRONGTYPE `{name}` is not a lock; nothing was done"))
         } else if let Some(wanted) = holder
             && !holders.iter().any(|id| named(id))
         {
@@ -239,7 +239,7 @@ impl Core {
             }
             ForceReleaseOutcome::Changed => changed_hands(name, false),
             ForceReleaseOutcome::WrongType => {
-                Frame::Error(format!("WRONGTYPE `{name}` is no lock any more; nothing is done"))
+                Frame::Error(format!("WRONGTYPE `{name}` is no longer a lock; nothing was done"))
             }
         };
         if !holders.is_empty() && !matches!(reply, Frame::Error(_)) {

@@ -45,7 +45,7 @@ impl Core {
         };
         let targets: Vec<_> = shown.into_iter().filter(|(_, shown)| is_lock(shown)).collect();
         if targets.is_empty() {
-            let sentence = format!("WRONGTYPE `{name}` is no lock; nothing is done");
+            let sentence = format!("WRONGTYPE `{name}` is not a lock; nothing was done");
             return self.answer(*reply_to, Frame::Error(sentence));
         }
         let mut wanted_id = None;
@@ -102,14 +102,14 @@ impl Core {
             ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => Answer::Yes(self.now),
             // An earlier copy of the script may have released it.
             _ if may_have_run => {
-                let reason = "it has changed hands just now".to_owned();
+                let reason = "it changed holders during the command".to_owned();
                 Answer::Failed { reason, may_have_run }
             }
             ForceReleaseOutcome::Changed => {
-                Answer::No(No::Unfit("it has changed hands just now".into()))
+                Answer::No(No::Unfit("it changed holders during the command".into()))
             }
             ForceReleaseOutcome::WrongType => {
-                Answer::No(No::Unfit("it is no lock any more".into()))
+                Answer::No(No::Unfit("it is no longer a lock".into()))
             }
         };
         self.record_answer(quorum, node, answer);

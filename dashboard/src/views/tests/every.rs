@@ -163,7 +163,7 @@ pub(super) fn all() -> Vec<(String, String)> {
         ..history(true, Vec::new())
     };
     pages.push(("history-bad-filter", history_page(&wrong).unwrap()));
-    let mistake = Some(("from", "`\"><script>` is no instant".to_owned()));
+    let mistake = Some(("from", "invalid time `\"><script>`".to_owned()));
     let wrong = HistoryPage { mistake, ..history(true, Vec::new()) };
     pages.push(("history-bad-instant", history_page(&wrong).unwrap()));
 

@@ -328,7 +328,7 @@ fn a_mistaken_instant_keeps_the_form_as_typed_and_marks_its_field() {
         from_text: "bad".into(),
         at_text: "03:12".into(),
         filter: "orders:*".into(),
-        mistake: Some(("from", "`bad` is no instant".into())),
+        mistake: Some(("from", "invalid time `bad`".into())),
         ..history(true, happened())
     };
     let html = history_page(&page).unwrap();
@@ -339,14 +339,14 @@ fn a_mistaken_instant_keeps_the_form_as_typed_and_marks_its_field() {
     assert!(field("from").contains("value=\"bad\"") && field("from").contains("aria-invalid"));
     assert!(field("at").contains("value=\"03:12\"") && !field("at").contains("aria-invalid"));
     assert!(html.contains("value=\"orders:*\""));
-    assert!(html.contains("From: <code>bad</code> is no instant"), "{html}");
+    assert!(html.contains("From: invalid time <code>bad</code>"), "{html}");
     assert!(!html.contains("id=\"event-list\""), "there is nothing to list");
 }
 
 #[test]
 fn the_mistakes_in_the_form_of_the_history_are_shown_together() {
     let page = HistoryPage {
-        mistake: Some(("from", "`bad` is no instant".into())),
+        mistake: Some(("from", "invalid time `bad`".into())),
         filter_error: Some("`event:x` is not understood".into()),
         ..history(true, Vec::new())
     };
