@@ -209,7 +209,7 @@ fn mistakes_name_the_file_the_key_and_what_is_expected() -> Result<()> {
         (
             "lockscope-agent",
             "redlock_url = [\"redis+sentinel://a/m\"]",
-            &["redlock_url", "`redis+sentinel://` is not served here"],
+            &["redlock_url", "`redis+sentinel://` is not supported here"],
         ),
         (
             "lockscope-agent",

@@ -23,7 +23,7 @@ fn sentinels_have_their_own_password() {
     let args = ["--redis-url", url, "--redis-password-file", &own];
     let error = load(&args, &[]).unwrap_err();
     assert!(
-        error.contains("user without a password"),
+        error.contains("user is given without a password"),
         "the sentinels' user has no password: {error}"
     );
     let args = [args.as_slice(), &["--sentinel-password-file", &theirs]].concat();

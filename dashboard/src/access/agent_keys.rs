@@ -38,7 +38,7 @@ impl Keys {
             match key(line) {
                 Ok((name, key)) => {
                     if keys.insert(key.id(), (key, name)).is_some() {
-                        mistakes.push(format!("line {number}: the same key is in a line above"));
+                        mistakes.push(format!("line {number}: duplicate key: already on an earlier line"));
                     }
                 }
                 Err(mistake) => mistakes.push(format!("line {number}: {mistake}")),
@@ -136,7 +136,7 @@ mod tests {
             "line 2: expected `name key`",
             "line 3: expected an Ed25519 public key",
             "line 4: a name has up to 64",
-            "line 5: the same key",
+            "line 5: duplicate key",
         ]) {
             assert!(mistake.starts_with(part), "{mistake}");
         }

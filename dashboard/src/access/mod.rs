@@ -126,7 +126,7 @@ impl Access {
     ) -> Result<Visitor, Refusal> {
         if self.proxies_only && !peer.to_canonical().is_loopback() && !self.trusts(peer) {
             return Err(Refusal::Denied(
-                "this address uses plain HTTP: come through the proxy".to_owned(),
+                "this address uses plain HTTP: connect through the proxy".to_owned(),
             ));
         }
         if !self.is_needed() {

@@ -85,7 +85,7 @@ impl Proxy {
             (None, _) => "",
             // One of them may be forged.
             (Some(_), Some(_)) => {
-                return Err(Refusal::Denied(format!("the header {header} came twice")));
+                return Err(Refusal::Denied(format!("duplicate header {header}")));
             }
         };
         if user.is_empty() {
@@ -98,7 +98,7 @@ impl Proxy {
         let rights =
             if self.rules.is_empty() { Some(Rights::all()) } else { self.rights(user, headers)? };
         let Some(rights) = rights else {
-            return Err(Refusal::Denied(format!("no [[access]] row is for {user}")));
+            return Err(Refusal::Denied(format!("no [[access]] row matches {user}")));
         };
         Ok(Visitor {
             name: Some(user.into()),

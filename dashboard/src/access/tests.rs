@@ -176,7 +176,7 @@ fn token_files_with_mistakes_are_rejected_without_revealing_tokens() {
         ("short,anna", "line 1: a token has 16"),
         (&*long, "16 to 512"),
         (&*format!("\n{TOKEN},anna,look+fly"), "line 2: `fly` is not a right"),
-        (&*format!("{TOKEN},a\n{TOKEN},b"), "line 2: this token stands above"),
+        (&*format!("{TOKEN},a\n{TOKEN},b"), "line 2: duplicate token"),
         (&*format!("{TOKEN},{}", "n".repeat(65)), "64"),
     ] {
         let stored = tempfile::NamedTempFile::new().unwrap();

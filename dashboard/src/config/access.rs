@@ -68,7 +68,7 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
         mistakes.push(raw.mistake(
             "listen",
             format!(
-                "{address} can be reached by others: say who may come in with --auth-token-file, or with \
+                "{address} is reachable from other hosts: configure authentication with --auth-token-file, or with \
                  --trusted-user-header and --trusted-proxy; or listen on 127.0.0.1; or add --insecure"
             ),
         ));
@@ -77,7 +77,7 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
         mistakes.push(raw.mistake(
             "listen",
             format!(
-                "{address} can be reached by others, and tokens would pass in the clear: add --tls-cert and \
+                "{address} is reachable from other hosts and tokens would be sent unencrypted: add --tls-cert and \
                  --tls-key, or --trusted-proxy with a proxy that uses TLS; or add --insecure"
             ),
         ));

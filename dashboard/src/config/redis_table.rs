@@ -41,7 +41,7 @@ pub(super) fn groups(tables: &[RedisTable], mistakes: &mut Vec<String>) -> Vec<G
         }
         if table.url.parse().is_ok_and(|url: Deployment| url.is_cluster()) {
             mistakes.push(format!(
-                "[[redis]] `{}`: group: the servers of red locks stand alone, and this is a cluster",
+                "[[redis]] `{}`: group: red locks need standalone servers, and this is a cluster",
                 table.name
             ));
             continue;
@@ -54,7 +54,7 @@ pub(super) fn groups(tables: &[RedisTable], mistakes: &mut Vec<String>) -> Vec<G
     }
     for group in groups.iter().filter(|group| group.deployments.len() < 2) {
         mistakes.push(format!(
-            "[[redis]] group `{}` has one server only: red locks are spread over several",
+            "[[redis]] group `{}` has only one server: red locks need several",
             group.name
         ));
     }

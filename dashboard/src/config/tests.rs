@@ -65,7 +65,7 @@ fn servers_in_the_file_have_separate_databases_and_groups() {
     let members: Vec<&str> = group.deployments.iter().map(|name| &**name).collect();
     assert_eq!((&*group.name, members), ("red", vec!["a", "b"]));
     for (rows, word) in [
-        (row("a", red), "one server only"),
+        (row("a", red), "only one server"),
         (row("a", "group = \"x y\""), "`x y`"),
         (row("a", "db = [70000]"), "db"),
     ] {
@@ -182,7 +182,7 @@ fn a_public_address_needs_tls_or_a_proxy() {
     let tokens = ["--auth-token-file", file.path().to_str().unwrap()];
     let listen = ["--listen", "0.0.0.0:80"];
     let error = load(&[listen, tokens].concat(), &[]).unwrap_err();
-    assert!(error.contains("in the clear") && !error.contains("0123456789abcdef"), "{error}");
+    assert!(error.contains("sent unencrypted") && !error.contains("0123456789abcdef"), "{error}");
     let folder = tempfile::tempdir().unwrap();
     let pair = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));

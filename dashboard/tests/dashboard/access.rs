@@ -270,7 +270,7 @@ async fn a_browser_of_a_user_without_access_receives_a_page_that_shows_no_locks(
     let page = dashboard.get_with("/", &[html, bob]).await;
     assert_eq!(page.status, 403);
     assert!(page.header("content-type").is_some_and(|kind| kind.starts_with("text/html")));
-    assert!(page.body.contains("No [[access]] row is for bob."), "{}", page.body);
+    assert!(page.body.contains("No [[access]] row matches bob."), "{}", page.body);
     assert!(!page.body.contains("/owners"), "nothing of the dashboard: {}", page.body);
     let nobody = dashboard.get_with("/overview", &[html]).await;
     assert_eq!(nobody.status, 401);

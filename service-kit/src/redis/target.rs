@@ -55,14 +55,14 @@ pub enum TargetError {
     Scheme(String),
     /// A cluster or sentinels where a single server is required.
     #[error(
-        "`{0}://` is not served here: name one server by its own address, with redis://, rediss:// or unix://"
+        "`{0}://` is not supported here: give the address of one server, with redis://, rediss:// or unix://"
     )]
     Several(String),
     /// A missing or invalid host.
-    #[error("the URL names no host; expected such as redis://host:6379")]
+    #[error("the URL names no host; expected for example redis://host:6379")]
     Host,
     /// A Unix URL without a path.
-    #[error("the URL names no socket; expected such as unix:///run/redis/redis.sock")]
+    #[error("the URL names no socket; expected for example unix:///run/redis/redis.sock")]
     NoSocketPath,
     /// A database that is not a number.
     #[error("database `{0}` is not a number; expected for example redis://host:6379/0")]
@@ -77,19 +77,19 @@ pub enum TargetError {
     #[error("the user or password is not valid UTF-8 after percent-decoding")]
     Encoding,
     /// A user without a password, who could not log in.
-    #[error("there is a user without a password; add one, in the URL or by a password file")]
+    #[error("a user is given without a password; add it to the URL or use a password file")]
     NoPassword,
     /// A database other than 0 in a cluster.
     #[error("a cluster has database 0 only")]
     ClusterDb,
     /// Sentinels without the name of a master.
-    #[error("the URL names no master; expected such as redis+sentinel://host:26379/mymaster")]
+    #[error("the URL names no master; expected for example redis+sentinel://host:26379/mymaster")]
     MasterName,
     /// An unknown option after the `?` of a URL of sentinels.
     #[error("option `{0}` is not known; expected sentinel_username or sentinel_password")]
     SentinelOption(String),
     /// A CA file without TLS, which would protect nothing.
-    #[error("a CA file is of use with rediss:// only, and this URL is without TLS")]
+    #[error("a CA file requires a rediss:// URL")]
     CaWithoutTls,
 }
 
@@ -333,8 +333,8 @@ mod tests {
             ("localhost:6379", "localhost"),
             ("6379", "such as redis://"),
             ("http://u:hunter2@host", "`http`"),
-            ("redis+cluster://:hunter2@a:1,b:2", "`redis+cluster://` is not served here"),
-            ("rediss+sentinel://:hunter2@a/m", "`rediss+sentinel://` is not served here"),
+            ("redis+cluster://:hunter2@a:1,b:2", "`redis+cluster://` is not supported here"),
+            ("rediss+sentinel://:hunter2@a/m", "`rediss+sentinel://` is not supported here"),
             ("redis://:hunter2@", "host"),
             ("redis://host/one", "`one`"),
             ("redis://host/1/2", "`1/2`"),

@@ -190,7 +190,7 @@ pub(super) fn all() -> Vec<(String, String)> {
         let page = ErrorPage { chrome: chrome("/x"), status, message: message.into() };
         pages.push((name, error_page(&page).unwrap()));
     }
-    let denied = denied_page(false, "no [[access]] row is for anna").unwrap();
+    let denied = denied_page(false, "no [[access]] row matches anna").unwrap();
     pages.push(("denied", denied));
     pages.into_iter().map(|(name, html)| (name.to_owned(), html)).collect()
 }
