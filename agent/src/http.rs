@@ -106,7 +106,7 @@ fn router(sources: Sources, address: IpAddr) -> Router {
         .merge(http::metrics_route(sources.registry))
         .merge(http::health_routes(sources.locks, move || readiness(&status.borrow())))
         .method_not_allowed_fallback(async || {
-            let why = "this address does not answer this method: the header `Allow` lists those that it does";
+            let why = "method not allowed: see the `Allow` header";
             error_response(StatusCode::METHOD_NOT_ALLOWED, why)
         })
         .fallback(async || error_response(StatusCode::NOT_FOUND, "no such page; see / for a list"))
@@ -337,7 +337,7 @@ mod tests {
             let response = server.request("POST", path, "localhost");
             assert!(response.starts_with("HTTP/1.1 405"), "{path}: {response}");
             assert!(response.contains("\r\nallow: GET,HEAD\r\n"), "{path}: {response}");
-            assert!(response.contains("does not answer this method"), "{path}: {response}");
+            assert!(response.contains("method not allowed"), "{path}: {response}");
         }
     }
 

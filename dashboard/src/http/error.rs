@@ -56,21 +56,20 @@ impl ApiError {
     /// An address without a page.
     #[must_use]
     pub fn nowhere() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "there is nothing at this address")
+        Self::new(StatusCode::NOT_FOUND, "no such page or API path")
     }
 
     /// An address that answers other methods only. They are in the header `Allow`.
     #[must_use]
     pub fn wrong_method() -> Self {
-        let why =
-            "this address does not answer this method: the header `Allow` lists those that it does";
+        let why = "method not allowed: see the `Allow` header";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, why)
     }
 
     /// The address of a form that a browser requests as a page.
     #[must_use]
     pub fn unsent_form() -> Self {
-        let why = "nothing was done: this address accepts forms only. If a login came between, open the page of the form again";
+        let why = "nothing was done: this address accepts forms only. If you had to log in, open the form again";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, why)
     }
 
@@ -85,8 +84,8 @@ pub(super) fn rendered(status: StatusCode, html: Result<String, askama::Error>) 
     match html {
         Ok(html) => (status, Html(html)).into_response(),
         Err(error) => {
-            tracing::error!(%error, "a page could not be made");
-            (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made\n").into_response()
+            tracing::error!(%error, "page rendering failed");
+            (StatusCode::INTERNAL_SERVER_ERROR, "page rendering failed\n").into_response()
         }
     }
 }

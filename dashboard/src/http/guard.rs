@@ -145,10 +145,10 @@ pub async fn answer_in_time(request: Request, next: Next) -> Response {
     let answer = tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await;
     answer.unwrap_or_else(|_| {
         let late = if is_read {
-            let why = "there was no answer within 5 s: try again later";
+            let why = "timed out after 5 s: try again later";
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)
         } else {
-            let why = "there was no answer within 5 s: it may have been done, and may yet be";
+            let why = "timed out after 5 s: the change may have been made, or may yet be";
             ApiError::new(StatusCode::GATEWAY_TIMEOUT, why)
         };
         page_or_json(for_browser, late)

@@ -52,8 +52,8 @@ impl Streams {
                 .then(|| format!("{MAX_PER_NAME} streams of your name"))
         };
         if let Some(full) = full {
-            let why = "are open already; try again later, or reload the page";
-            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, format!("{full} {why}")));
+            let why = format!("stream limit reached ({full}): try again later or reload the page");
+            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why));
         }
         *open.entry(name.clone()).or_default() += 1;
         self.metrics.open.inc();

@@ -83,7 +83,7 @@ async fn a_change_that_takes_too_long_may_have_been_made() {
         ];
         let answer = request(dashboard.address, "POST", path, &headers).await;
         assert_eq!(answer.status, 504, "{path}: {answer:?}");
-        assert!(answer.body.contains("may have been done"), "{path}: {answer:?}");
+        assert!(answer.body.contains("may have been made"), "{path}: {answer:?}");
         answer.header("content-type").unwrap_or_default().to_owned()
     };
     let (api, page) = tokio::join!(
@@ -147,7 +147,7 @@ async fn a_wrong_method_is_explained_at_every_address() {
         assert_eq!(answer.header("allow"), Some(allowed), "{method} {path}");
         assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{path}");
         let detail =
-            "this address does not answer this method: the header `Allow` lists those that it does";
+            "method not allowed: see the `Allow` header";
         assert_eq!(answer.json()["detail"], detail, "{method} {path}");
     }
     // A proxy's login leads a browser back to the address of the form that it did not pass on.

@@ -70,7 +70,7 @@ impl Drop for Kept {
 pub(super) fn refusal() -> ApiError {
     let most = MAX_BYTES >> 20;
     let why = format!(
-        "the pages that are open keep {most} MiB already, the most for all; try again later, or show fewer rows"
+        "open pages use their limit of {most} MiB: close some, or show fewer rows"
     );
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)
 }

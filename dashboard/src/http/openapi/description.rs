@@ -110,9 +110,9 @@ fn any_may_be_refused(method: &str, operation: &mut Value) {
         responses.entry(status).or_insert_with(|| json!({"description": description}));
     }
     let late = if method == "get" {
-        ("503", "There was no answer within 5 s.")
+        ("503", "Timed out after 5 s.")
     } else {
-        ("504", "There was no answer within 5 s: it may have been done, and may yet be.")
+        ("504", "Timed out after 5 s: the change may have been made, or may yet be.")
     };
     for (status, sentence) in [("429", "Too many unknown tokens came from the address."), late] {
         let response = responses.entry(status).or_insert_with(|| json!({"description": ""}));

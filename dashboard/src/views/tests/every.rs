@@ -184,8 +184,8 @@ pub(super) fn all() -> Vec<(String, String)> {
     pages.push(("sources-hostile", sources(hostile().chrome)));
     for (name, status, message) in [
         ("error-400", 400, "the query has no `name` and no `name64`"),
-        ("error-404", 404, "there is nothing at this address"),
-        ("error-503", 503, "1000 streams are open already; try again later, or reload the page"),
+        ("error-404", 404, "no such page or API path"),
+        ("error-503", 503, "stream limit reached (1000 streams): try again later or reload the page"),
     ] {
         let page = ErrorPage { chrome: chrome("/x"), status, message: message.into() };
         pages.push((name, error_page(&page).unwrap()));
