@@ -132,7 +132,7 @@ impl Policy {
         }
         if let Some(most) = rule.max_locks.filter(|most| locks >= *most) {
             let text = format!(
-                "exceeds the limit of {who}: {locks} of {most} locks held, awaited or asked for before"
+                "exceeds the limit of {who}: {locks} of {most} locks held, awaited or requested"
             );
             return deny("count", text);
         }

@@ -303,7 +303,7 @@ impl Routes {
         let mut problems: Vec<String> = down.collect();
         let unserved = self.slots.unserved();
         if unserved > 0 {
-            problems.push(format!("{unserved} slots of the cluster are served by nobody"));
+            problems.push(format!("{unserved} slots of the cluster have no node"));
         }
         (!problems.is_empty()).then(|| problems.join("; "))
     }

@@ -51,7 +51,7 @@ async fn a_lock_survives_a_broken_connection() -> Result<()> {
     assert_error(&again.call(&format!("RESUME {new}")).await?, "SESSION", id);
     let mut thief = bench.session().await?;
     assert_error(&thief.call(&format!("RESUME {ticket}")).await?, "SESSION", "secret");
-    assert_error(&thief.call(&format!("RESUME {new}")).await?, "SESSION", "lives");
+    assert_error(&thief.call(&format!("RESUME {new}")).await?, "SESSION", "open connection");
     bench.direct.call("DEL a").await?.ok()?;
     assert_eq!(again.push().await?, ["lock-lost", "a", "lock", "missing"]);
     rival.reply().await?.ok()?;

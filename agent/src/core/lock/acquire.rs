@@ -117,7 +117,7 @@ impl Core {
         let session = self.sessions.get(&reply_to.connection)?;
         if self.settings.require_session && !session.introduced {
             return Some(Frame::Error(format!(
-                "SESSION `{}` is not tried: this agent wants SESSION before the first LOCK, and IN with each",
+                "SESSION `{}` was rejected: this agent requires SESSION before the first LOCK, and IN with each LOCK",
                 request.name
             )));
         }
@@ -126,7 +126,7 @@ impl Core {
         }
         if request.kind == Kind::Red && self.settings.red.is_none() {
             return Some(Frame::Error(format!(
-                "SYNTAX `{}` is not tried as KIND red: this agent knows no servers for that; name each by --redlock-url",
+                "SYNTAX `{}` was rejected: this agent has no servers for red locks; configure them with --redlock-url",
                 request.name
             )));
         }
@@ -143,7 +143,7 @@ impl Core {
         }
         let reason =
             self.locks.quota().exhausted(&self.sessions.get(&reply_to.connection)?.peer, before)?;
-        Some(Frame::Error(format!("LIMIT `{}` is not tried: {reason}", request.name)))
+        Some(Frame::Error(format!("LIMIT `{}` was rejected: {reason}", request.name)))
     }
 
     /// Refuses a name whose channel and companions have a different slot from the lock: no script may use both.

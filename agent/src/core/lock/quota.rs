@@ -102,7 +102,7 @@ impl Quota {
         let locks = Limit {
             setting: "--max-locks",
             max: max_locks,
-            what: ["lock is held, awaited or asked for", "locks are held, awaited or asked for"],
+            what: ["lock is held, awaited or requested", "locks are held, awaited or requested"],
         };
         waits
             .reached(peer, self.all.waits, own.waits)
@@ -133,12 +133,12 @@ mod tests {
         for held in 0..11 {
             assert_eq!(quota.exhausted(&one, 10 - held), None);
             let reason = quota.exhausted(&one, 11 - held).expect("12 locks count already");
-            assert!(reason.contains("12 locks are held, awaited or asked for"), "{reason}");
+            assert!(reason.contains("12 locks are held, awaited or requested"), "{reason}");
             quota.add_hold(one.uid);
         }
         let reason = quota.exhausted(&one, 0).expect("one user may have 12 of 16");
         assert!(
-            reason.contains("12 locks are held, awaited or asked for already for user 4000000001"),
+            reason.contains("12 locks are held, awaited or requested already for user 4000000001"),
             "{reason}"
         );
         for _ in 0..3 {

@@ -131,7 +131,7 @@ impl Core {
             self.confirm(&ending, gone.filter(|_| verdict != Verdict::Won));
         } else if let Some(reply_to) = ending.reply_to.take() {
             let sentence = format!(
-                "UNAVAILABLE `{}` is no longer yours, but {errors}: the agent goes on releasing it",
+                "UNAVAILABLE `{}` is no longer yours, but {errors}: the agent keeps trying to release it",
                 ending.name
             );
             self.answer(reply_to, Frame::Error(sentence));
@@ -159,7 +159,7 @@ impl Core {
         match word {
             Some((reply_to, Frame::Null)) if unconfirmed => {
                 let sentence = format!(
-                    "UNAVAILABLE `{name}` could not be acquired, and {errors}: the agent goes on releasing what it acquired"
+                    "UNAVAILABLE `{name}` could not be acquired, and {errors}: the agent keeps trying to release what it acquired"
                 );
                 self.answer(reply_to, Frame::Error(sentence));
             }

@@ -254,11 +254,11 @@ fn row_frame(row: ListRow) -> Frame {
 pub(in crate::core) fn name_warnings(name: &LockName) -> Vec<String> {
     let mut warnings = Vec::new();
     if name.as_str().is_none() {
-        warnings.push("the name is not UTF-8: Java clients cannot spell it".to_owned());
+        warnings.push("the name is not UTF-8: Java clients cannot express it".to_owned());
     }
     if !keys::companions_share_slot(name) {
         warnings.push(
-            "odd braces: in a cluster its channel and companions fall into other slots".to_owned(),
+            "unbalanced braces: in a cluster its channel and companions fall into other slots".to_owned(),
         );
     }
     warnings
@@ -309,7 +309,7 @@ fn warnings(name: &LockName, shown: &LockDetails) -> Vec<String> {
     warnings.extend(name_warnings(name));
     if shown.readers.iter().any(|reader| !reader.alive) {
         warnings.push(
-            "a reader whose lease has run out: its field goes with the last living reader's"
+            "a reader whose lease has run out: its field is removed with the last living reader's"
                 .to_owned(),
         );
     }

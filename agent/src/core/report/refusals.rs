@@ -36,7 +36,7 @@ impl Core {
         let own = self.session_name(reply_to.connection);
         (own.as_bytes() != wanted).then(|| {
             Frame::Error(format!(
-                "SESSION `{name}` is not touched: this connection is session {own}, not the one named; the client has \
+                "SESSION `{name}` was left unchanged: this connection is session {own}, not the one in IN; the client has \
                  reconnected, and what the old session held is released"
             ))
         })
@@ -58,14 +58,14 @@ impl Core {
     /// Returns the refusal of a reader's request for the write side, which would wait for itself.
     pub(in crate::core) fn upgrade(name: &LockName) -> Frame {
         Frame::Error(format!(
-            "DEADLOCK waiting to write `{name}` would never end: you hold it for reading; release that first, or take \
+            "DEADLOCK a wait to write `{name}` would never end: you hold it for reading; release that first, or take \
              the write side before the read side"
         ))
     }
 
     pub(in crate::core) fn read_or_write(name: &LockName) -> Frame {
         Frame::Error(format!(
-            "SYNTAX `{name}` is held twice, for reading and for writing: say KIND read or KIND write"
+            "SYNTAX `{name}` is held twice, for reading and for writing: specify KIND read or KIND write"
         ))
     }
 
@@ -84,7 +84,7 @@ impl Core {
     /// Returns the answer to a command that waits for the end of a hold, which Redis does not confirm.
     pub(in crate::core) fn unconfirmed_end(name: &LockName, why: &str) -> Frame {
         Frame::Error(format!(
-            "UNAVAILABLE `{name}` is no longer yours, and the agent goes on releasing it in Redis: {}",
+            "UNAVAILABLE `{name}` is no longer yours, and the agent keeps trying to release it in Redis: {}",
             one_line(why)
         ))
     }
@@ -99,7 +99,7 @@ impl Core {
                 format!(" {}", self.numbers.field(hold.kind, hold.number))
             });
         Frame::Error(format!(
-            "DEADLOCK waiting for `{name}` would never end: its holder{holder} waits, directly or through others, for \
+            "DEADLOCK a wait for `{name}` would never end: its holder{holder} waits, directly or through others, for \
              a lock that you hold; release that first, or wait with a limit"
         ))
     }

@@ -241,7 +241,7 @@ impl Core {
             return self.refuse_resume(reply_to, "alive", alive(session));
         }
         let sentence = format!(
-            "UNAVAILABLE session {session}: Redis has not said yet what of its holds is still there; try again"
+            "UNAVAILABLE session {session}: Redis has not yet confirmed which of its holds still exist; try again"
         );
         self.refuse_resume(reply_to, "unconfirmed", Frame::Error(sentence));
     }
@@ -291,12 +291,12 @@ impl Core {
 
 fn gone() -> Frame {
     Frame::Error(
-        "GONE there is no such session any more: it has ended, or nobody resumed it within its grace; what it held is \
-         released, at the latest with its lease"
+        "GONE no such session: it has ended, or was not resumed within its grace; its locks are free at the latest \
+         when their leases expire"
             .to_owned(),
     )
 }
 
 fn alive(session: SessionId) -> Frame {
-    Frame::Error(format!("SESSION the connection of session {session} lives: close that one first"))
+    Frame::Error(format!("SESSION session {session} still has an open connection: close it first"))
 }

@@ -260,7 +260,7 @@ impl Core {
 
 pub(in crate::core) fn wrong_secret() -> Frame {
     Frame::Error(
-        "SESSION no such session, or not its secret: SESSION on its own connection reports both"
+        "SESSION unknown session or wrong secret: SESSION, sent on the session's own connection, returns both"
             .to_owned(),
     )
 }
