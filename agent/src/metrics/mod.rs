@@ -178,7 +178,7 @@ impl Metrics {
             lock_groups: make.gauge("lock_groups", "Lock groups seen, including those in overflow.")?,
             renewals: make.counters(
                 "renewals_total",
-                "Renewals by outcome: renewed, unconfirmed (too few replicas have it), verified (a fixed lease, which is not renewed), gone (the hold no longer existed), error (no answer).",
+                "Renewals by outcome: renewed, unconfirmed (too few replicas have it), verified (a fixed lease, which is not renewed), gone (the hold no longer existed), error (no reply).",
                 &[group, "outcome"],
             )?,
             locks_lost: make.counters(
@@ -275,7 +275,7 @@ impl Metrics {
             sleeps: make.counter("sleeps_total", "Times that the agent or its host slept for more than a third of a lease.")?,
             red_votes: make.counters(
                 "red_votes_total",
-                "Answers of the servers of red locks to attempts: granted, refused (another holder has it), unfit (not such a lock), silent (no answer in time, or no connection).",
+                "Answers of the servers of red locks to attempts: granted, refused (another holder has it), unfit (not such a lock), silent (no reply in time, or no connection).",
                 &["node", "outcome"],
             )?,
             confirmations: make.counters(

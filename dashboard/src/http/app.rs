@@ -260,7 +260,7 @@ impl App {
     fn why_unreadable(&self, id: &LockId) -> String {
         match self.sources.why_unreadable(id) {
             Some(reason) => format!("Its server cannot be read: {reason}."),
-            None => "Its server did not answer in time; try again.".to_owned(),
+            None => "Its server did not reply in time; try again.".to_owned(),
         }
     }
 

@@ -66,7 +66,7 @@ pub(crate) async fn connect(
         }
         Err(_) => {
             let address = target.address();
-            let reason = format!("connected to {address}, but no answer within {limit:?}");
+            let reason = format!("connected to {address}, but no reply within {limit:?}");
             Err(ConnectError::Broken(reason))
         }
     }

@@ -82,7 +82,7 @@ impl Monitor {
             Self { endpoint: endpoint.clone(), route, wire, info, id: None, given: false };
         match tokio::time::timeout(timeout, monitor.begin(class)).await {
             Ok(begun) => begun.map(|()| monitor),
-            Err(_) => Err(MonitorError::Failed(format!("no answer to MONITOR within {timeout:?}"))),
+            Err(_) => Err(MonitorError::Failed(format!("no reply to MONITOR within {timeout:?}"))),
         }
     }
 

@@ -29,7 +29,7 @@ async fn a_frozen_server_is_noticed_by_an_idle_link() {
     let link = start(&server.url(), &shutdown);
     up(&link).await;
     server.freeze();
-    down(&link, "no answer within 300ms").await;
+    down(&link, "no reply within 300ms").await;
     let before = link.state().borrow().generation;
     server.thaw();
     up(&link).await;
@@ -55,7 +55,7 @@ async fn with_a_frozen_server_all_calls_in_flight_end_as_lost() {
     for call in calls {
         let error = in_time("the call ends", call).await.unwrap().unwrap_err();
         assert!(error.is_lost(), "{error}");
-        assert_eq!(reason_of(&error), "no answer within 300ms");
+        assert_eq!(reason_of(&error), "no reply within 300ms");
     }
     // The lost calls have closed the connection.
     let status = link.state().borrow().status.clone();
@@ -179,7 +179,7 @@ async fn a_server_that_accepts_but_stays_silent_is_not_connected() {
     let url = format!("redis://{}", listener.local_addr().unwrap());
     let shutdown = Shutdown::new();
     let link = start(&url, &shutdown);
-    down(&link, ", but no answer within 300ms").await;
+    down(&link, ", but no reply within 300ms").await;
 }
 
 #[tokio::test]

@@ -219,7 +219,7 @@ async fn a_frozen_server_is_noticed_by_an_idle_subscriber() {
     listener.subscribed(&[b"a".to_vec()]).await;
     server.freeze();
     let down = listener.until(|event| matches!(event, PubSubEvent::Down { .. })).await;
-    assert_eq!(down, PubSubEvent::Down { reason: "no answer within 300ms".to_owned() });
+    assert_eq!(down, PubSubEvent::Down { reason: "no reply within 300ms".to_owned() });
     server.thaw();
     listener.until(|event| matches!(event, PubSubEvent::Up)).await;
     listener.subscribed(&[b"a".to_vec()]).await;

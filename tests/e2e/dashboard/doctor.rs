@@ -368,7 +368,7 @@ async fn a_server_that_hangs_or_is_gone_ends_it_with_an_error() -> Result<()> {
         assert_eq!(output.status.code(), Some(69), "{error}");
         ensure!(
             error.starts_with("error: cannot check 127.0.0.1:")
-                && error.contains("no answer within 2s"),
+                && error.contains("no reply within 2s"),
             "{error}"
         );
     }

@@ -37,7 +37,7 @@ async fn a_partition_longer_than_the_lease_is_reported_before_expiry() -> Result
     assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", "unconfirmed"]);
     assert_held_by(&mut bench, "a", &first).await?;
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "unconfirmed");
-    unready(&bench.agent, "no answer within").await;
+    unready(&bench.agent, "no reply within").await;
     // Another client acquires the lock once its lease has ended in Redis; commands held back until then must not affect it.
     bench.until_free("a").await;
     let thief = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";

@@ -77,7 +77,7 @@ impl Core {
                 // Its earlier answer, if there is one, counts.
                 *answer = quorum.answers[node].clone();
                 if *answer == Answer::Awaited {
-                    *answer = Answer::unchanged("no answer in time");
+                    *answer = Answer::unchanged("no reply in time");
                 }
             }
         }

@@ -111,7 +111,7 @@ impl Core {
         let errors = nodes.filter_map(|((node, answer), error)| match (answer, error) {
             (Answer::Failed { reason, .. }, _) => Some(format!("{node}: {reason}")),
             (Answer::Awaited, Some(error)) => Some(format!("{node}: {error}")),
-            (Answer::Awaited, None) => Some(format!("{node}: no answer in time")),
+            (Answer::Awaited, None) => Some(format!("{node}: no reply in time")),
             (Answer::Yes(_) | Answer::No(_) | Answer::Shown(_), _) => None,
         });
         let errors: Vec<_> = errors.collect();

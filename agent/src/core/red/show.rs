@@ -45,7 +45,7 @@ impl Core {
                 let part = match answer {
                     Answer::Shown(shown) => Ok(&**shown),
                     Answer::Failed { reason, .. } => Err(reason.clone()),
-                    _ => Err("no answer in time".to_owned()),
+                    _ => Err("no reply in time".to_owned()),
                 };
                 (node.as_str(), part)
             })

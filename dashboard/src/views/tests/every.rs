@@ -69,7 +69,7 @@ pub(super) fn all() -> Vec<(String, String)> {
     table("empty-lost", lost);
     let mut blind = contended();
     blind.chrome.servers[0].down =
-        Some(Down { since: ago(47_000), reason: "no answer within 2 s".into() });
+        Some(Down { since: ago(47_000), reason: "no reply within 2 s".into() });
     blind.chrome.sources.iter_mut().for_each(|s| s.state = SourceState::Down);
     for row in &mut blind.rows {
         let row = Arc::make_mut(row);

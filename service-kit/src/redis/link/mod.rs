@@ -254,7 +254,7 @@ impl Link {
         both.cmd("ASKING").add_command(command);
         match self.pipeline(both).await?.pop() {
             Some(answer) => Ok(answer?),
-            None => Err(CallError::lost("no answer to two commands")),
+            None => Err(CallError::lost("no reply to two commands")),
         }
     }
 }
@@ -303,6 +303,6 @@ fn of_transaction(mut values: Vec<Value>) -> Result<Vec<Result<Value, ServerErro
             let first = values.into_iter().find_map(|value| checked(value).err());
             Err(CallError::Refused(first.unwrap_or_else(|| ServerError::from(&aborted))))
         }
-        _ => Err(CallError::lost("unexpected answer to EXEC")),
+        _ => Err(CallError::lost("unexpected reply to EXEC")),
     }
 }

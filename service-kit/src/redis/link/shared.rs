@@ -100,7 +100,7 @@ impl Shared {
             }
             Ok(Err(error)) => Err(CallError::lost(self.fail(generation, &broken(&error)))),
             Err(Elapsed) => {
-                let reason = format!("no answer within {:?}", self.response_timeout);
+                let reason = format!("no reply within {:?}", self.response_timeout);
                 Err(CallError::lost(self.fail(generation, &reason)))
             }
         }

@@ -192,7 +192,7 @@ impl<'a> Session<'a> {
     async fn on_silence(&mut self) -> Result<(), End> {
         if self.waiting_since.is_some() {
             let limit = self.task.handshake.response_timeout;
-            return Err(End::Broken(format!("no answer within {limit:?}")));
+            return Err(End::Broken(format!("no reply within {limit:?}")));
         }
         let ping = self.conversation.ping();
         self.send(&ping).await

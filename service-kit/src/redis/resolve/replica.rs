@@ -226,14 +226,14 @@ impl Chooser {
             Err(_) => {
                 return Err(match &link.state().borrow().status {
                     LinkStatus::Down { reason, .. } => reason.clone(),
-                    LinkStatus::Up(_) => "no answer in time".to_owned(),
+                    LinkStatus::Up(_) => "no reply in time".to_owned(),
                 });
             }
         }
         let mut info = cmd("INFO");
         match link.call(info.arg("replication").to_owned()).await {
             Ok(Value::BulkString(text)) => Ok(String::from_utf8_lossy(&text).into_owned()),
-            Ok(_) => Err("unexpected answer to INFO".to_owned()),
+            Ok(_) => Err("unexpected reply to INFO".to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }

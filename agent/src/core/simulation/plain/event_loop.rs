@@ -78,7 +78,7 @@ impl Simulation {
                     && connection.generation == generation
                     && connection.in_flight.contains_key(&id)
                 {
-                    return self.break_connection(host, lane, "no answer in time");
+                    return self.break_connection(host, lane, "no reply in time");
                 }
                 Ok(())
             }

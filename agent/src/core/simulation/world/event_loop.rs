@@ -26,7 +26,7 @@ impl<S: Scenario> World<S> {
             Event::TimeOut { connection, generation, op } => {
                 let state = self.connection(connection);
                 if state.up && state.generation == generation && state.in_flight.contains(&op) {
-                    self.break_connection(connection, "no answer in time");
+                    self.break_connection(connection, "no reply in time");
                 }
             }
             Event::Connect(connection) => self.connect(connection),

@@ -121,7 +121,7 @@ pub(super) async fn query(
     match slots {
         Frame::Array(rows) => Ok(read(&info, &rows, target, node)),
         Frame::Error(error) => Err(format!("{node} does not report its slots: {error}")),
-        _ => Err(format!("unexpected answer of {node} to CLUSTER SLOTS")),
+        _ => Err(format!("unexpected reply of {node} to CLUSTER SLOTS")),
     }
 }
 

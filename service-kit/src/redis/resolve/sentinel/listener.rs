@@ -61,7 +61,7 @@ impl Listener {
 
     async fn receive(&self, mut wire: Wire) -> Result<Infallible, String> {
         let limit = self.handshake.response_timeout;
-        let late = || format!("no answer within {limit:?}");
+        let late = || format!("no reply within {limit:?}");
         send(&mut wire, &["SUBSCRIBE", CHANNEL]).await?;
         match timeout(limit, wire.receive()).await.map_err(|_| late())?? {
             Frame::Error(error) => return Err(error.to_string()),

@@ -209,7 +209,7 @@ impl Resolver {
         let answer = view::query(&mut wire, self.target.name(), sentinel.uses_tls());
         timeout(limit, answer)
             .await
-            .unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
+            .unwrap_or_else(|_| Err(format!("no reply within {limit:?}")))
             .map_err(|reason| format!("sentinel {}: {reason}", sentinel.address()))
     }
 }

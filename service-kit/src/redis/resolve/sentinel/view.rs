@@ -36,14 +36,14 @@ fn address_in(reply: &Frame, name: &str, tls: bool) -> Result<Address, String> {
                 let port = port.parse().map_err(|_| format!("the master's port is `{port}`"))?;
                 Ok(Address::Tcp { host, port, tls })
             }
-            _ => Err("unexpected answer".to_owned()),
+            _ => Err("unexpected reply".to_owned()),
         },
         Frame::Null => Err(format!("unknown master `{name}`")),
         Frame::Error(error) if error.message.starts_with("unknown command") => {
             Err(format!("not a sentinel ({error})"))
         }
         Frame::Error(error) => Err(error.to_string()),
-        _ => Err("unexpected answer".to_owned()),
+        _ => Err("unexpected reply".to_owned()),
     }
 }
 
