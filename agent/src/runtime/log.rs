@@ -25,13 +25,13 @@ pub(super) fn write(line: LogLine) {
             "lease overrun: the fixed lease ran out before the worker released the lock"
         ),
         LogLine::Slept { gap_ms } => {
-            tracing::warn!(gap_ms, "the agent slept: verifying every hold");
+            tracing::warn!(gap_ms, "agent was suspended; verifying every hold");
         }
         LogLine::WorkerStopped { pid, holds } => {
-            tracing::info!(worker.pid = pid, holds, "a worker is stopped");
+            tracing::info!(worker.pid = pid, holds, "worker stopped by a signal");
         }
         LogLine::SessionLapsed { session, holds, grace_ms } => {
-            tracing::info!(%session, holds, grace_ms, "nobody has resumed a session: it ends");
+            tracing::info!(%session, holds, grace_ms, "session grace expired");
         }
         LogLine::TooFewReplicas { lock, replicas, wanted, refusal } => tracing::warn!(
             lock.name = %lock,
@@ -50,8 +50,8 @@ pub(super) fn write(line: LogLine) {
         }
         LogLine::ForcedRelease { lock, confirmed, holders, dead_waiters, by } => {
             let message = match confirmed {
-                true => "an operator has released a lock by force",
-                false => "an operator may have released a lock by force",
+                true => "lock force-released by an operator",
+                false => "lock may have been force-released by an operator",
             };
             tracing::warn!(
                 lock.name = %lock,
@@ -78,12 +78,12 @@ pub(super) fn write(line: LogLine) {
             by.uid = by.as_ref().map(|peer| peer.uid),
             by.pid = by.as_ref().and_then(|peer| peer.pid),
             by.comm = by.as_ref().and_then(|peer| peer.comm.as_deref()),
-            "an operator has ended a session"
+            "session ended by an operator"
         ),
         LogLine::NodeRestored { lock, node } => tracing::info!(
             lock.name = %lock,
             redis.node = node,
-            "a server that had lost its part of a red lock has it again"
+            "red lock restored on a server"
         ),
         LogLine::Withheld(line, withheld) => {
             tracing::warn!(line, withheld, "log lines withheld");

@@ -507,7 +507,7 @@ impl Runtime {
                     tracing::warn!(
                         redis.node = server,
                         other,
-                        "one server answers as two servers of red locks: a majority of them protects nothing"
+                        "two red-lock addresses lead to one server; their majority protects nothing"
                     );
                 }
                 if in_doubt {

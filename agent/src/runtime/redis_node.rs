@@ -423,7 +423,7 @@ impl News {
             self.metrics.master_changes.with_label_values(&[&self.node]).inc();
             tracing::warn!(
                 redis.node = self.node, %before, now = %address,
-                "another server is the master: what it had not been sent is lost"
+                "master changed; writes not yet replicated to it are lost"
             );
         }
     }
@@ -455,7 +455,7 @@ impl News {
                 tracing::warn!(
                     channel = %channel.escape_ascii(),
                     reason = %reason,
-                    "Redis refuses a subscription: waiters of this lock look again each few seconds instead"
+                    "subscription refused by Redis; waiters of this lock poll every few seconds"
                 );
                 FromRedis::SubscriptionRefused { channel }
             }

@@ -379,7 +379,7 @@ async fn one_server_with_two_names_causes_a_warning() -> Result<()> {
     let mut agent = agent(&main, &[one.url(), two.url(), again], &[]).await?;
     eventually("a warning", async || {
         let log = agent.process().log();
-        let warnings = log.matches("one server answers as two servers of red locks").count();
+        let warnings = log.matches("two red-lock addresses lead to one server").count();
         ensure!(warnings >= 1, "{log}");
         Ok(())
     })

@@ -277,7 +277,7 @@ async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
     assert!(!desk.bench.is_free("text").await? || desk.bench.pttl("text").await? == -1);
     let log = desk.bench.agent.process().log();
     let audit =
-        log.lines().find(|line| line.contains("released a lock by force")).context(log.clone())?;
+        log.lines().find(|line| line.contains("lock force-released by an operator")).context(log.clone())?;
     for words in ["\"lock.name\":\"a\"", &held, "\"by.uid\":", "\"by.comm\":\"lockctl\""] {
         assert!(audit.contains(words), "`{words}` is not in {audit}");
     }
@@ -329,7 +329,7 @@ async fn a_killed_session_loses_its_locks_and_is_notified() -> Result<()> {
     assert!(status == 65 && err.contains("no such session"), "{status}: {err}");
     let metrics = desk.bench.agent.metrics().await?;
     assert!(metrics.sum("lockscope_agent_lost_holds_total", &[("reason", "forced")]) >= 1.0);
-    assert!(desk.bench.agent.process().log().contains("an operator has ended a session"));
+    assert!(desk.bench.agent.process().log().contains("session ended by an operator"));
     Ok(())
 }
 
