@@ -104,10 +104,10 @@ impl Shutdown {
         // Not tracked: it waits for the second signal while the other tasks end.
         tokio::spawn(async move {
             let first = signals.next().await;
-            tracing::info!(signal = first.name, "ending; a second signal ends at once");
+            tracing::info!(signal = first.name, "shutting down; a second signal exits immediately");
             token.cancel();
             let second = signals.next().await;
-            tracing::warn!(signal = second.name, "second signal: ending at once");
+            tracing::warn!(signal = second.name, "second signal: exiting immediately");
             std::process::exit(second.exit_status);
         });
         Ok(())

@@ -132,7 +132,7 @@ async fn apart<T: Send + 'static>(
             }
             _ = late.tick() => tracing::warn!(
                 folder = %folder.display(), waited_ms = began.elapsed().as_millis(),
-                "the history is not open yet: no page is served until it is; check the mount and disk of its folder"
+                "still opening the history; no page is served yet; check the mount and disk of its folder"
             ),
         }
     }

@@ -171,7 +171,7 @@ impl Writer {
                         Some(error) if table.has_failed => {
                             tracing::error!(error, "history write failed; the history has a gap");
                         }
-                        Some(error) => tracing::error!(error, "history out of place"),
+                        Some(error) => tracing::error!(error, "history file missing and cannot be recreated"),
                         None => tracing::info!("history written again"),
                     }
                     trouble.clone_from(&failed);

@@ -102,7 +102,7 @@ fn exporter(endpoint: &Endpoint) -> Result<(Runtime, SpanExporter), String> {
         .thread_name("traces")
         .enable_all()
         .build()
-        .map_err(|error| format!("cannot make a runtime: {error}"))?;
+        .map_err(|error| format!("cannot start the tracing runtime: {error}"))?;
     let exporter = {
         let _entered = runtime.enter();
         endpoint.exporter()?

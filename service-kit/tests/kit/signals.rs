@@ -57,7 +57,7 @@ fn the_first_signal_ends_orderly_and_the_second_at_once() {
     };
     wait_for(&["\"message\":\"ready\"", "\"level\":\"INFO\""]);
     kill_process(pid, Signal::TERM).unwrap();
-    wait_for(&["\"signal\":\"SIGTERM\"", "a second signal ends at once"]);
+    wait_for(&["\"signal\":\"SIGTERM\"", "a second signal exits immediately"]);
     wait_for(&["still_running", "dawdler"]);
     kill_process(pid, Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));

@@ -46,7 +46,7 @@ async fn a_history_that_does_not_open_is_reported_and_does_not_delay_the_end() -
     let mut process = Process::spawn("lockscope-dashboard", command, &log, None)?;
     eventually("the dashboard to report that it waits", async || {
         let log = process.log();
-        ensure!(log.contains("the history is not open yet") && log.contains(path), "{log}");
+        ensure!(log.contains("still opening the history") && log.contains(path), "{log}");
         Ok(())
     })
     .await;
