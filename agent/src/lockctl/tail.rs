@@ -212,7 +212,7 @@ fn lines(trace: &Value, first: u64, args: &TailArgs) -> Vec<String> {
     let steps = trace["steps"].as_array().map(Vec::as_slice).unwrap_or_default();
     let from = steps.first().map_or(first, |step| number(step, "seq"));
     if from > first {
-        notice(&format!("{} steps were too many to be kept", from - first));
+        notice(&format!("{} older steps were dropped", from - first));
     }
     for step in steps {
         if args.format.json {

@@ -292,7 +292,9 @@ fn parse_wait(answer: Option<Result<RedisValue, ServerError>>) -> Confirmed {
         Some(Err(error)) => {
             Confirmed { replicas: 0, refusal: Some(format!("WAIT is refused: {error}")) }
         }
-        _ => Confirmed { replicas: 0, refusal: Some("the reply to WAIT is not a number".to_owned()) },
+        _ => {
+            Confirmed { replicas: 0, refusal: Some("the reply to WAIT is not a number".to_owned()) }
+        }
     }
 }
 

@@ -97,7 +97,7 @@ async fn killing_the_guard_kills_everything_under_it() -> Result<()> {
     kill(guard(&run)?)?;
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
-    assert!(said.contains("lost a: its guard process was ended by signal 9"), "{said}");
+    assert!(said.contains("lost a: its guard process was killed by signal 9"), "{said}");
     assert!(!is_there(apart), "gone before lockctl ends");
     until_gone(shell).await;
     Ok(())
@@ -181,7 +181,7 @@ async fn without_a_command_a_killed_guard_loses_nothing() -> Result<()> {
     kill(guard(&run)?)?;
     let (code, said) = run.end().await?;
     assert_eq!(code, 71, "{said}");
-    assert!(said.contains("gave up on a: its guard process was ended by signal 9"), "{said}");
+    assert!(said.contains("gave up on a: its guard process was killed by signal 9"), "{said}");
     assert!(!desk.path("ran").exists());
     Ok(())
 }

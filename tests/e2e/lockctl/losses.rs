@@ -64,7 +64,7 @@ async fn a_stopped_agent_does_not_keep_lockctl_from_ending() -> Result<()> {
     until_ended_while_held(&mut desk).await?;
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
-    assert!(said.contains("a: not known to be released: the agent has not replied"), "{said}");
+    assert!(said.contains("a: release not confirmed: the agent has not replied"), "{said}");
     assert!(!is_there(desk.pid("shell").await?));
     let (code, said) = waiting.end().await?;
     assert_eq!(code, 69, "{said}");

@@ -118,7 +118,7 @@ async fn an_agent_that_dies_before_it_unlocks_leaves_that_to_the_next_one() -> R
     desk.bench.agent.process().freeze().await?;
     std::fs::write(desk.path("stop"), "")?;
     super::until_gone(shell).await;
-    run.says("a: not known to be released: the agent has not replied").await;
+    run.says("a: release not confirmed: the agent has not replied").await;
     run.says("waiting for an agent to release it").await;
     desk.bench.agent.process().kill()?;
     desk.bench.agent.restart().await?;

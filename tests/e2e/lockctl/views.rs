@@ -276,8 +276,10 @@ async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
     assert_eq!(run(&desk, &["unlock", "--force", "text"])?.0, 65);
     assert!(!desk.bench.is_free("text").await? || desk.bench.pttl("text").await? == -1);
     let log = desk.bench.agent.process().log();
-    let audit =
-        log.lines().find(|line| line.contains("lock force-released by an operator")).context(log.clone())?;
+    let audit = log
+        .lines()
+        .find(|line| line.contains("lock force-released by an operator"))
+        .context(log.clone())?;
     for words in ["\"lock.name\":\"a\"", &held, "\"by.uid\":", "\"by.comm\":\"lockctl\""] {
         assert!(audit.contains(words), "`{words}` is not in {audit}");
     }

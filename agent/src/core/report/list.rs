@@ -258,7 +258,8 @@ pub(in crate::core) fn name_warnings(name: &LockName) -> Vec<String> {
     }
     if !keys::companions_share_slot(name) {
         warnings.push(
-            "unbalanced braces: in a cluster its channel and companions fall into other slots".to_owned(),
+            "unbalanced braces: in a cluster its channel and companions fall into other slots"
+                .to_owned(),
         );
     }
     warnings

@@ -90,7 +90,10 @@ pub(crate) async fn acquire(
         if is_late {
             // Ends the session, which releases the locks.
             drop(outcome);
-            notice(&format!("the grant of {} came too late", args.lock_names()));
+            notice(&format!(
+                "{} was granted, but its lease had already expired; trying again",
+                args.lock_names()
+            ));
             sleep(RETRY_INTERVAL).await;
             continue;
         }

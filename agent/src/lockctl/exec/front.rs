@@ -110,14 +110,16 @@ async fn kill_descendants(
     status: ExitStatus,
     args: &ExecArgs,
 ) -> Exit {
-    let how =
-        status.signal().map_or_else(|| status.to_string(), |number| format!("signal {number}"));
+    let how = status.signal().map_or_else(
+        || format!("ended with {status}"),
+        |number| format!("was killed by signal {number}"),
+    );
     let names = args.lock_names();
     let exit = if group.is_some() {
-        notice(&format!("lost {names}: its guard process was ended by {how}; killing the command"));
+        notice(&format!("lost {names}: its guard process {how}; killing the command"));
         Exit(args.exits.exit_lost)
     } else {
-        notice(&format!("gave up on {names}: its guard process was ended by {how}"));
+        notice(&format!("gave up on {names}: its guard process {how}"));
         Exit::OS
     };
     loop {

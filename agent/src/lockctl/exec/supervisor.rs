@@ -381,7 +381,7 @@ impl<'a> Supervisor<'a> {
             Err(failure @ Failure::Refused(..)) => notice(&failure.to_string()),
             Err(failure) => {
                 let names = self.args.lock_names();
-                notice(&format!("{names}: not known to be released: {failure}"));
+                notice(&format!("{names}: release not confirmed: {failure}"));
                 if self.secret.is_some() {
                     self.agent = None;
                     return false;

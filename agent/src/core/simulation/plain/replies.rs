@@ -112,9 +112,7 @@ impl Simulation {
     ) -> Verdict {
         let Frame::Map(pairs) = frame else {
             return match code(frame) {
-                "null" if self.is_valid(host, id, owner, lock) => {
-                    Err("a reentry timed out".into())
-                }
+                "null" if self.is_valid(host, id, owner, lock) => Err("a reentry timed out".into()),
                 "null" | "UNAVAILABLE" | "LIMIT" | "WRONGTYPE" | "WRONGKIND" | "DEADLOCK" => Ok(()),
                 "LOST" => {
                     self.forget(host, id, owner, lock);
