@@ -38,7 +38,9 @@ impl Keys {
             match key(line) {
                 Ok((name, key)) => {
                     if keys.insert(key.id(), (key, name)).is_some() {
-                        mistakes.push(format!("line {number}: duplicate key: already on an earlier line"));
+                        mistakes.push(format!(
+                            "line {number}: duplicate key: already on an earlier line"
+                        ));
                     }
                 }
                 Err(mistake) => mistakes.push(format!("line {number}: {mistake}")),

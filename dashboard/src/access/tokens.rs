@@ -74,7 +74,9 @@ impl Tokens {
             match token(line, number) {
                 Ok((digest, token)) => {
                     if tokens.insert(digest, Arc::new(token)).is_some() {
-                        mistakes.push(format!("line {number}: duplicate token: already on an earlier line"));
+                        mistakes.push(format!(
+                            "line {number}: duplicate token: already on an earlier line"
+                        ));
                     }
                 }
                 Err(mistake) => mistakes.push(format!("line {number}: {mistake}")),

@@ -171,7 +171,9 @@ impl Writer {
                         Some(error) if table.has_failed => {
                             tracing::error!(error, "history write failed; the history has a gap");
                         }
-                        Some(error) => tracing::error!(error, "history file missing and cannot be recreated"),
+                        Some(error) => {
+                            tracing::error!(error, "history file missing and cannot be recreated")
+                        }
                         None => tracing::info!("history written again"),
                     }
                     trouble.clone_from(&failed);

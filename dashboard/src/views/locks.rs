@@ -25,10 +25,7 @@ impl ListView for LockRow {
             ..Heading::sorted_by("Held for", "age", "held")
         },
         Heading::unsorted("Waiting", "figure"),
-        Heading {
-            hint: "Sort by TTL",
-            ..Heading::sorted_by("TTL", "ttl", "ttl")
-        },
+        Heading { hint: "Sort by TTL", ..Heading::sorted_by("TTL", "ttl", "ttl") },
     ];
     const NOTHING: (&'static str, &'static str) =
         ("No lock is held", "Every key has been looked at, and no lock is held right now.");

@@ -146,8 +146,7 @@ async fn a_wrong_method_is_explained_at_every_address() {
         assert_eq!(answer.status, 405, "{method} {path}");
         assert_eq!(answer.header("allow"), Some(allowed), "{method} {path}");
         assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{path}");
-        let detail =
-            "method not allowed: see the `Allow` header";
+        let detail = "method not allowed: see the `Allow` header";
         assert_eq!(answer.json()["detail"], detail, "{method} {path}");
     }
     // A proxy's login leads a browser back to the address of the form that it did not pass on.

@@ -81,8 +81,9 @@ fn unprocessable(detail: impl Into<String>) -> ApiError {
 fn end_of(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
     let until = match (&request.duration, &request.until) {
         (Some(text), None) => {
-            let duration = humantime::parse_duration(text)
-                .map_err(|_| unprocessable("`for` is not understood: expected for example 8h or 2d"))?;
+            let duration = humantime::parse_duration(text).map_err(|_| {
+                unprocessable("`for` is not understood: expected for example 8h or 2d")
+            })?;
             now.plus(millis(duration))
         }
         (None, Some(text)) => end_instant("until", text, now)?,

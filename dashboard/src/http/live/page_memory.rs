@@ -69,9 +69,7 @@ impl Drop for Kept {
 /// Returns the answer to a stream whose page cannot be opened.
 pub(super) fn refusal() -> ApiError {
     let most = MAX_BYTES >> 20;
-    let why = format!(
-        "open pages use their limit of {most} MiB: close some, or show fewer rows"
-    );
+    let why = format!("open pages use their limit of {most} MiB: close some, or show fewer rows");
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)
 }
 

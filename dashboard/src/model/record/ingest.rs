@@ -363,7 +363,7 @@ impl Record {
         let watched =
             context.readable_since.zip(last).is_some_and(|(since, last)| since <= last.sent);
         if let Some(lease) = lease.filter(|_| watched && !context.has_restarted_since(last)) {
-            let seen = "then its marker expired, while others went on reading";
+            let seen = "then its marker expired, while others continued to read";
             self.suspect_expiry(reader, lease, stamp.received, source, seen);
         }
     }

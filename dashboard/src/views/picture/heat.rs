@@ -181,10 +181,7 @@ mod tests {
         let row = &heat.rows[0];
         let levels: Vec<usize> = row.cells.iter().map(|cell| cell.level).collect();
         assert_eq!(levels, [1, 5, 0]);
-        assert_eq!(
-            row.words,
-            "11m 40s waited in total, most at 18:58 UTC; problems at 18:59 UTC"
-        );
+        assert_eq!(row.words, "11m 40s waited in total, most at 18:58 UTC; problems at 18:59 UTC");
         assert_eq!(row.cells[2].words, "18:59 UTC: no waits, 2 problems");
         let link = "/history?from=2026-11-24T18:58:00.000Z&to=2026-11-24T18:59:00.000Z";
         assert_eq!((row.cells[1].link.as_str(), row.cells[1].x), (link, 580));

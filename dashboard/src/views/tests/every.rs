@@ -185,7 +185,11 @@ pub(super) fn all() -> Vec<(String, String)> {
     for (name, status, message) in [
         ("error-400", 400, "the query has no `name` and no `name64`"),
         ("error-404", 404, "no such page or API path"),
-        ("error-503", 503, "stream limit reached (1000 streams): try again later or reload the page"),
+        (
+            "error-503",
+            503,
+            "stream limit reached (1000 streams): try again later or reload the page",
+        ),
     ] {
         let page = ErrorPage { chrome: chrome("/x"), status, message: message.into() };
         pages.push((name, error_page(&page).unwrap()));
