@@ -25,7 +25,7 @@ use crate::core::report::ListPage;
 use crate::protocol::command::ListRequest;
 use crate::types::Status;
 
-/// The most concurrent HTTP connections.
+/// The maximum number of concurrent HTTP connections.
 const CONNECTIONS: usize = 64;
 const MAX_COUNT: usize = 1000;
 const CORE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -23,9 +23,9 @@ const SHARE_ALONE: Duration = Duration::from_millis(2);
 const ACTIVE: Duration = Duration::from_secs(10);
 /// The number of groups of connections that fit in a share. The scripts of a group go to Redis together.
 const GROUPS_OF_A_SHARE: u32 = 2;
-/// The most connections of a group.
+/// The maximum number of connections of a group.
 const MAX_GROUP: usize = 64;
-/// The most time that counts as used, so that one long command costs a user eight passes at most.
+/// The maximum time that counts as used, so that one long command costs a user eight passes at most.
 const MAX_USED: Duration = Duration::from_millis(2);
 
 #[cfg(not(test))]

@@ -28,7 +28,7 @@ use parsers::{
     node_timeout, octal, poll,
 };
 
-/// The most servers of red locks; more would make each attempt too expensive.
+/// The maximum number of servers of red locks; more would make each attempt too expensive.
 const MAX_RED_SERVERS: usize = 15;
 /// The longest timeout for connecting to Redis; short leases have a shorter one.
 const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(3);

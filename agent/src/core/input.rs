@@ -12,7 +12,7 @@ use crate::protocol::command::{Command, ListRequest};
 use crate::protocol::resp::Outgoing;
 use crate::types::{ConnectionId, Peer, Secret};
 
-/// The most commands of one connection that may be unanswered; it stops reading at this bound.
+/// The maximum number of commands of one connection that may be unanswered; it stops reading at this bound.
 pub const PIPELINE: usize = 1024;
 /// The replies and pushes in a connection's outbox, beyond one for each hold, from which on further pushes are dropped and
 /// counted. The loss of a hold is never dropped.

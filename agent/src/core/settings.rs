@@ -11,7 +11,7 @@ pub struct Settings {
     pub lease: Lease,
     /// The time before the end of its validity at which a hold is reported as lost.
     pub lost_margin: Duration,
-    /// The most consecutive hand-overs while others wait elsewhere.
+    /// The maximum number of consecutive hand-overs while others wait elsewhere.
     pub handover_max: u32,
     /// The longest time of consecutive hand-overs while others wait elsewhere.
     pub handover_max_time: Duration,
@@ -20,7 +20,7 @@ pub struct Settings {
     pub limits: Limits,
     /// The longest grace that a session may request; zero disables grace.
     pub max_grace: Duration,
-    /// The most sessions with grace at a time, connected or not.
+    /// The maximum number of sessions with grace at a time, connected or not.
     pub max_graced: usize,
     /// LOCK is refused until the session has requested its id.
     pub require_session: bool,
@@ -43,9 +43,9 @@ pub struct Settings {
 /// The limits on locks at a time. A user who is not an administrator may have a share of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The most commands that wait for locks.
+    /// The maximum number of commands that wait for locks.
     pub max_waiters: usize,
-    /// The most locks that are held or awaited.
+    /// The maximum number of locks that are held or awaited.
     pub max_locks: usize,
 }
 

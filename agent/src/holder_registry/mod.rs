@@ -45,9 +45,9 @@ const TTL: Duration = Duration::from_secs(60);
 const TRACE_TTL: Duration = Duration::from_hours(24);
 /// The age from which holds and waits are published.
 const MIN_AGE: Duration = Duration::from_secs(1);
-/// The most published numbers compared at a time.
+/// The maximum number of published numbers compared at a time.
 const PAGE: usize = 500;
-/// The most fields per HSET or HDEL.
+/// The maximum number of fields per HSET or HDEL.
 const BATCH: usize = 200;
 const PAGE_PAUSE: Duration = Duration::from_millis(10);
 const CLOCK_STEP_MS: u64 = 1_000;

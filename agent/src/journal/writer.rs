@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::file::{self, File};
 use super::record::Record;
 
-/// The most bytes that may wait for the current write. If there are more, the next write replaces the file.
+/// The maximum number of bytes that may wait for the current write. If there are more, the next write replaces the file.
 const MAX_QUEUED: usize = 16 << 20;
 
 /// The delay before a failed write is retried. Records that come meanwhile fail at once, since each retry writes the complete

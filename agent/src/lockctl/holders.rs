@@ -6,7 +6,7 @@ use crate::client::{Agent, Failure};
 use crate::duration;
 use crate::reply::{Fields as _, printable};
 
-/// The most holders named, since a lock may have thousands of readers.
+/// The maximum number of holders named, since a lock may have thousands of readers.
 const MAX_NAMED: usize = 3;
 
 /// Returns a clause such as `is held by … for …; its TTL is …`; `None` if the lock is free.

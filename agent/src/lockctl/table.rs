@@ -5,7 +5,7 @@ use redis::Value;
 use crate::columns::{padded, shorten, width};
 use crate::reply::{bytes, printable};
 
-/// The least width to which the first column is cut.
+/// The minimum width to which the first column is cut.
 const LEAST_CUT: usize = 24;
 
 /// Formats rows as lines, with each column as wide as its widest cell. With `limit`, cells of the first column are shortened as

@@ -5,8 +5,8 @@ use prometheus::proto::Metric;
 
 use super::{LOST, Metrics, UNSENT};
 
-/// The most servers that are no longer in use whose counters stay. The nodes of a cluster may get other addresses with
-/// each restart.
+/// The maximum number of servers that are no longer in use whose counters stay. The nodes of a cluster may get other
+/// addresses with each restart.
 const MAX_GONE: usize = 16;
 
 /// The answers of a server of red locks to an attempt.

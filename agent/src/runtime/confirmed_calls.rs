@@ -18,9 +18,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::core::Confirmed;
 use crate::metrics::Metrics;
 
-/// The most scripts sent together, so that other clients of the server are served in between.
+/// The maximum number of scripts sent together, so that other clients of the server are served in between.
 const TOGETHER: usize = 256;
-/// The most scripts that wait for their turn. Any beyond that are retried a little later.
+/// The maximum number of scripts that wait for their turn. Any beyond that are retried a little later.
 const MOST: usize = 4096;
 
 /// The time after which a renewal that waits for replicas is also sent without waiting.

@@ -44,7 +44,7 @@ pub use servers::{Backend, ServersStart};
 use servers::{News, Servers};
 use turns::{Turns, User};
 
-/// The most inputs of workers that wait for the core.
+/// The maximum number of inputs of workers that wait for the core.
 const INBOX: usize = 4096;
 /// The number of inputs in fair order from which further ones wait in the inbox.
 const BACKLOG: usize = 16_384;

@@ -27,7 +27,8 @@ use crate::collections::{HashMap, HashSet};
 use crate::core::{Lane, OpId};
 use crate::metrics::Metrics;
 
-/// The most redirections of one script before it counts as not sent: nodes that disagree may redirect it in circles.
+/// The maximum number of redirections of one script before it counts as not sent: nodes that disagree may redirect it
+/// in circles.
 const MAX_REDIRECTS: usize = 4;
 /// The time for which a node without slots is kept after a redirection to it: a new node has none until its first slot
 /// has moved.

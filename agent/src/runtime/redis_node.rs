@@ -29,7 +29,7 @@ use crate::types::Number;
 
 /// The interval of checks that a live connection still leads to the same Redis with the same clock.
 const CHECK: Duration = Duration::from_secs(2);
-/// The most messages received at once. Duplicates of one release among them are dropped.
+/// The maximum number of messages received at once. Duplicates of one release among them are dropped.
 const AT_ONCE: usize = 64;
 
 /// Events from Redis.

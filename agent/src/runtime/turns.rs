@@ -14,7 +14,7 @@ use crate::types::ConnectionId;
 /// A user id; `None` for the agent itself and its HTTP pages.
 pub(super) type User = Option<u32>;
 
-/// The most inputs that are handled from the backlog before urgent work has its turn again.
+/// The maximum number of inputs that are handled from the backlog before urgent work has its turn again.
 const BATCH: usize = 256;
 /// A user with this many waiting inputs has its connections paused: they read nothing, write nothing, and notice their
 /// client's end only afterwards.
@@ -177,7 +177,7 @@ impl Turn<'_> {
 /// The scripts in flight of each user's commands.
 #[derive(Debug)]
 struct Scripts {
-    /// The most for one user.
+    /// The maximum for one user.
     most: usize,
     users: HashMap<u32, UnderWay>,
 }

@@ -20,7 +20,8 @@ use crate::types::ConnectionId;
 
 /// The pause before a rejected connection is answered, which makes clients that retry at once cheap.
 const REJECTION_PAUSE: Duration = Duration::from_millis(5);
-/// The most rejected connections that wait for their answer. The reserve of file descriptors has room for them.
+/// The maximum number of rejected connections that wait for their answer. The reserve of file descriptors has room for
+/// them.
 pub(super) const MAX_REJECTED: usize = 64;
 /// The kernel's buffer for the replies that a client has not read, of which the kernel allocates twice as much.
 const SEND_BUFFER: usize = 32 * 1024;

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::core::Input;
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The least ratio of the pause to the duration of a check, so that many workers do not slow down the agent.
+/// The minimum ratio of the pause to the duration of a check, so that many workers do not slow down the agent.
 const MIN_PAUSE_RATIO: u32 = 20;
 
 /// Starts the task, which ends with `shutdown`.

@@ -7,8 +7,8 @@ use redisson::{ClientId, HolderId, LockName, Moment};
 
 use crate::types::{End, Peer, SessionId};
 
-/// The most lines of one kind about single holds per second. When a hundred thousand locks are lost at once, a line for each would
-/// stall the agent.
+/// The maximum number of lines of one kind about single holds per second. When a hundred thousand locks are lost at
+/// once, a line for each would stall the agent.
 const LINES: u32 = 50;
 const WINDOW: Duration = Duration::from_secs(1);
 

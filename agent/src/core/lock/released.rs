@@ -12,7 +12,7 @@ use crate::types::Number;
 /// The time for which a release is remembered. A replica lacks the last moments; a server that restarts from a snapshot
 /// may lack an hour.
 const REMEMBERED_FOR: Duration = Duration::from_secs(3_600);
-/// The most releases that are remembered.
+/// The maximum number of releases that are remembered.
 const MAX_REMEMBERED: usize = 4_096;
 /// The longest lease that is simply left to expire.
 const SHORT: Duration = Duration::from_secs(60);

@@ -16,7 +16,8 @@ use crate::core::{Core, Effect, Node, Report};
 use crate::protocol::command::{LockRequest, Wait};
 use crate::protocol::resp::Frame;
 
-/// The least time that a wait has for its first answer from Redis, which under load takes longer than the shortest waits.
+/// The minimum time that a wait has for its first answer from Redis, which under load takes longer than the shortest
+/// waits.
 const FIRST_ANSWER: Duration = Duration::from_millis(250);
 
 impl Core {

@@ -116,7 +116,7 @@ pub(in crate::core) fn forced_frame(report: bool, holders: u64, waiters: u64) ->
     }
 }
 
-/// The most holders that a refusal names, since a lock may have thousands of readers.
+/// The maximum number of holders that a refusal names, since a lock may have thousands of readers.
 const MAX_NAMED: usize = 3;
 
 /// Returns the refusal to release a lock that the named holder does not hold. A red lock has the same holder on several

@@ -8,11 +8,11 @@ use crate::collections::HashSet;
 use crate::core::Core;
 use crate::core::report::AwaitedLock;
 
-/// The most waiters visited for one answer, the longest waits first.
+/// The maximum number of waiters visited for one answer, the longest waits first.
 const LOOKED_AT: usize = 1_000;
-/// The most locks of an answer.
+/// The maximum number of locks of an answer.
 const MAX_LOCKS: usize = 200;
-/// The most waiters of one lock that are named.
+/// The maximum number of waiters of one lock that are named.
 const MAX_NAMED: usize = 8;
 
 impl Core {

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::core::report::ListRow;
 
-/// The most characters of a text that another agent has published.
+/// The maximum number of characters of a text that another agent has published.
 const MAX_TEXT: usize = 100;
 
 /// A process behind a hold or a wait. Deserializing reads what an agent publishes.

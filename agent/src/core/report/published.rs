@@ -11,7 +11,7 @@ use crate::core::units::millis;
 use crate::protocol::command::Wait;
 use crate::types::Number;
 
-/// The most holds and waits compared for one answer.
+/// The maximum number of holds and waits compared for one answer.
 const LOOKED_AT: usize = 1_000;
 
 /// A hold or wait of this agent.

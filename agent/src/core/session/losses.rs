@@ -7,7 +7,7 @@ use redisson::LockName;
 use crate::collections::HashMap;
 use crate::types::End;
 
-/// The most lost holds that a session is reminded of; the oldest are forgotten first.
+/// The maximum number of lost holds that a session is reminded of; the oldest are forgotten first.
 const REMEMBERED_LOSSES: usize = 1024;
 /// The number of outdated entries that are kept regardless of the number of losses.
 const FEW_OUTDATED: usize = 16;

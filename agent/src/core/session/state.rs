@@ -18,7 +18,7 @@ use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{ConnectionId, Number, Peer, Secret, SessionId};
 
-/// The most events that a session may leave unread; then the oldest are dropped and the gap is reported.
+/// The maximum number of events that a session may leave unread; then the oldest are dropped and the gap is reported.
 const BACKLOG: usize = 256;
 /// The unanswered commands for which an idle session keeps memory.
 const FEW_PENDING: usize = 16;

@@ -138,7 +138,7 @@ pub struct ListRequest {
     pub pattern: Option<Vec<u8>>,
     /// The cursor that the previous page returned; 0 for the first page.
     pub cursor: u64,
-    /// The most rows to return.
+    /// The maximum number of rows to return.
     pub count: usize,
 }
 

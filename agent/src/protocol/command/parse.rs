@@ -11,7 +11,7 @@ use crate::protocol::resp::{Args, Frame, Protocol};
 
 /// The longest WAIT: a year.
 const MAX_WAIT: Duration = Lease::MAX;
-/// The most rows of one LOCKS page.
+/// The maximum number of rows of one LOCKS page.
 const MAX_COUNT: u64 = 1000;
 /// The rows of one LOCKS page by default.
 const DEFAULT_COUNT: usize = 100;

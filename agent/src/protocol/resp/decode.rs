@@ -8,7 +8,7 @@ use thiserror::Error;
 
 /// The longest bulk string of a request in bytes. Lock names are far shorter.
 pub const MAX_BULK: usize = 64 * 1024;
-/// The most words of a request.
+/// The maximum number of words of a request.
 pub const MAX_ARGS: usize = 1024;
 /// The longest inline command in bytes.
 pub const MAX_INLINE: usize = 64 * 1024;

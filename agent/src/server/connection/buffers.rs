@@ -16,9 +16,9 @@ use redisson::Moment;
 use crate::collections::HashMap;
 use crate::types::ConnectionId;
 
-/// The most bytes for the connections of one user.
+/// The maximum number of bytes for the connections of one user.
 const MAX_OF_USER: usize = 16 * 1024 * 1024;
-/// The most bytes for all connections.
+/// The maximum number of bytes for all connections.
 const MAX_IN_ALL: usize = 64 * 1024 * 1024;
 /// The unsent bytes up to which a connection is not affected by others.
 pub(super) const BACKLOG: usize = 4 * 1024;
@@ -33,7 +33,7 @@ pub struct Buffers(Arc<Counts>);
 
 #[derive(Debug)]
 struct Counts {
-    /// The most bytes of unanswered commands, beyond [`BACKLOG`] for each connection.
+    /// The maximum number of bytes of unanswered commands, beyond [`BACKLOG`] for each connection.
     max_commands: usize,
     in_all: AtomicUsize,
     commands: AtomicUsize,

@@ -7,7 +7,7 @@ use super::{
     lock, name_at, number, shown, syntax, usage,
 };
 
-/// The most locks of one command.
+/// The maximum number of locks of one command.
 const MAX_MEMBERS: u64 = 64;
 
 pub(super) fn lock_all(args: Args<'_>) -> Parsed<Command> {
