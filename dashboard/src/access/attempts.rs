@@ -15,9 +15,9 @@ use super::tokens::Digest;
 /// The attempts of an address within a minute, after which no new token is accepted from it until the minute is over.
 pub const MAX_PER_MINUTE: u32 = 20;
 const MINUTE_SECS: u64 = 60;
-/// The most addresses that are counted at once.
+/// The maximum number of addresses that are counted at once.
 const MAX_ADDRESSES: usize = 10_000;
-/// The most tokens that are remembered with their addresses, and the time for which they are remembered.
+/// The maximum number of tokens that are remembered with their addresses, and the time for which they are remembered.
 const MAX_ACCEPTED: usize = 10_000;
 const REMEMBERED_SECS: u64 = 24 * 3_600;
 

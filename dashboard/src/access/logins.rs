@@ -19,7 +19,7 @@ use super::{AuthMethod, Stay, Visitor};
 
 /// The lifetime of a login, seconds: a shift.
 pub const LOGIN_SECS: u64 = 12 * 3600;
-/// The most logins. Beyond it, the oldest login of the user with the most logins ends.
+/// The maximum number of logins. Beyond it, the oldest login of the user with the most logins ends.
 const MAX_LOGINS: usize = 10_000;
 /// The length of a cookie's secret, bytes.
 const SECRET_LEN: usize = 24;

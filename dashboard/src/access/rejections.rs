@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// The most lines within a minute.
+/// The maximum number of lines within a minute.
 const MAX_PER_MINUTE: u32 = 20;
 
 /// Counts rejected visitors. Cheap to clone.

@@ -10,7 +10,7 @@ use super::reader::{Gap, Reader, gap_at, hold_from};
 use crate::clock::SteadyMillis;
 use crate::model::types::{EventFields, LockId, PastHoldView};
 
-/// The most problems of one lock in an answer. There are fewer kinds.
+/// The maximum number of problems of one lock in an answer. There are fewer kinds.
 const MAX_PROBLEMS: usize = 32;
 
 /// The holds of all locks at an instant.

@@ -48,15 +48,15 @@ pub use reader::{Gap, HoldersAt, Reader};
 pub use search::{BadCursor, EventCursor, EventSearch, FoundEvents, MAX_EVENTS, PastEvent};
 pub use writer::Writer;
 
-/// The most entries in the queue of the writer.
+/// The maximum number of entries in the queue of the writer.
 const QUEUE: usize = 65_536;
 /// The file's name within its folder.
 const FILE: &str = "history.db";
 /// The mode of the files, to which only their owner has access.
 const PRIVATE: u32 = 0o600;
-/// The most bytes that rows may need. The file is a little larger.
+/// The maximum number of bytes that rows may need. The file is a little larger.
 const MAX_BYTES: u64 = 256 * 1024 * 1024;
-/// The most names of owners that are stored, and that the next run restores.
+/// The maximum number of names of owners that are stored, and that the next run restores.
 const MAX_NAMES: usize = 25_000;
 /// The age from which entries are removed.
 const MAX_AGE_MS: u64 = 7 * 24 * 3_600_000;

@@ -18,17 +18,18 @@ use crate::model::types::{
     Acknowledgement, Certainty, Ending, LockId, PastEnding, PastHold, PastHoldView, ProblemKind,
 };
 
-/// The most holders at one instant, since a lock has at most that many readers.
+/// The maximum number of holders at one instant, since a lock has at most that many readers.
 const MAX_HOLDERS: usize = 1_024;
-/// The most holds of a lock that are searched for those that had ended. A lock that is taken often has a million.
+/// The maximum number of holds of a lock that are searched for those that had ended. A lock that is taken often has a
+/// million.
 const MAX_SEARCHED: usize = 20_000;
-/// The most holds of a lock in one answer.
+/// The maximum number of holds of a lock in one answer.
 const MAX_HOLDS: usize = 1_000;
-/// The most past holds of one lock that the next run restores.
+/// The maximum number of past holds of one lock that the next run restores.
 const MAX_RESTORED_PER_LOCK: usize = 64;
-/// The most rows of each kind that the next run restores.
+/// The maximum number of rows of each kind that the next run restores.
 const MAX_RESTORED_ROWS: usize = 500_000;
-/// The most gaps in one answer.
+/// The maximum number of gaps in one answer.
 const MAX_GAPS: usize = 1_000;
 
 /// A reader of the history. Cheap to clone.

@@ -15,7 +15,7 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{EVENT_WORDS, EventFields, LockId};
 use crate::schema::words;
 
-/// The most events in one answer.
+/// The maximum number of events in one answer.
 pub const MAX_EVENTS: usize = 1_000;
 /// The detail of an operator's action.
 const ACT: &str = "outcome || ': ' || who || ' from ' || from_ip || CASE WHEN was = '' THEN '' ELSE ', ' || was END || '; why: ' || reason";
@@ -109,7 +109,7 @@ pub struct EventSearch {
     pub newest_first: bool,
     /// The edge of the page, or `None` for the first page.
     pub cursor: Option<EventCursor>,
-    /// The most events.
+    /// The maximum number of events.
     pub limit: usize,
 }
 

@@ -23,7 +23,7 @@ use crate::model::actor::Hub;
 use crate::model::types::{ArchiveEntry, Snapshot};
 use crate::text::counted;
 
-/// The most entries in one transaction.
+/// The maximum number of entries in one transaction.
 const BATCH: usize = 20_000;
 /// The interval at which entries and the time of observation are written. A queue that is half full is written at once.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -34,10 +34,10 @@ const PRUNE_INTERVAL: Duration = Duration::from_secs(60);
 const SETTLING_MS: u64 = 3_600_000;
 /// The smallest step of the wall clock that is large, in milliseconds.
 const LARGE_STEP_MS: u64 = 60_000;
-/// The most rows of a kind that are removed after a transaction, so that the next entries do not wait long. A
-/// transaction adds no more, so the removal of the oldest rows keeps up with any rate.
+/// The maximum number of rows of a kind that are removed after a transaction, so that the next entries do not wait
+/// long. A transaction adds no more, so the removal of the oldest rows keeps up with any rate.
 const PRUNE_ROWS: usize = BATCH;
-/// The most free pages that are released after a transaction.
+/// The maximum number of free pages that are released after a transaction.
 const VACUUM_PAGES: u32 = 2_000;
 /// Removes the oldest rows of each table that can be large, with the least valuable table first. Rows that have not
 /// ended remain.
@@ -51,7 +51,7 @@ const REMOVE_OLDEST: [&str; 4] = [
     "DELETE FROM act WHERE rowid IN (SELECT rowid FROM act ORDER BY at LIMIT ?1)",
 ];
 
-/// The most entries about acknowledgements that are kept until they can be written.
+/// The maximum number of entries about acknowledgements that are kept until they can be written.
 const MAX_UNWRITTEN: usize = BATCH;
 
 /// The row of no span.
@@ -83,7 +83,7 @@ struct Table {
     set_by: fn() -> i64,
     /// The instant before which no row is removed by age.
     settled: SteadyMillis,
-    /// The most bytes that rows may need.
+    /// The maximum number of bytes that rows may need.
     limit: u64,
     /// True if the last write failed.
     has_failed: bool,

@@ -34,7 +34,7 @@ use words::{
     NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, link, note, public_url,
 };
 
-/// The most deployments, and the most databases of one.
+/// The maximum number of deployments, and of databases of one.
 const MAX_DEPLOYMENTS: usize = 32;
 
 const PROGRAM: Program = Program {
@@ -238,7 +238,7 @@ pub struct Config {
     pub model: model::types::Settings,
     /// The labels of locks in metrics.
     pub groups: Vec<Pattern>,
-    /// The most groups in metrics.
+    /// The maximum number of groups in metrics.
     pub max_groups: usize,
     /// True if metrics may name single locks.
     pub lock_names_in_metrics: bool,

@@ -40,12 +40,12 @@ pub struct MonitorSettings {
 /// The settings of scans of all keys.
 #[derive(Debug, Clone)]
 pub struct ScanSettings {
-    /// The most keys a second.
+    /// The maximum number of keys a second.
     pub rate: u32,
     /// The longest time from the start of one scan to that of the next.
     pub every: Duration,
     /// The Redis pattern of the keys to scan, if not all are scanned.
     pub pattern: Option<String>,
-    /// The most possible locks that are read in one scan.
+    /// The maximum number of possible locks that are read in one scan.
     pub max_possible: usize,
 }

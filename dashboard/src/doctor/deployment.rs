@@ -27,11 +27,11 @@ use crate::sources::slot_share::{Nodes, SlotShare};
 
 /// The time limit for connecting to a server, or for finding it.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// The most masters of a cluster that are checked.
+/// The maximum number of masters of a cluster that are checked.
 const MAX_MASTERS: usize = 64;
-/// The most locks whose listeners are counted.
+/// The maximum number of locks whose listeners are counted.
 const MAX_COUNTED: usize = 20_000;
-/// The number of holders in one lookup of the holder registry, and the most lookups.
+/// The number of holders in one lookup of the holder registry, and the maximum number of lookups.
 const LOOKUP: usize = 1_000;
 const MAX_LOOKUPS: usize = 10;
 

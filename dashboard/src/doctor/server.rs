@@ -17,7 +17,7 @@ use crate::sources::refusal::{self, Fields, Refusal, fields};
 const OLDEST: (u32, u32) = (6, 2);
 /// The silence of a replica from which it counts as lagging, in seconds. Replicas report every second.
 const LAGGING: u64 = 5;
-/// The most bytes of replication that a replica may lack.
+/// The maximum number of bytes of replication that a replica may lack.
 const BEHIND: u64 = 16 * 1024 * 1024;
 /// The length of a MONITOR line without its command: the time, the database, the address and quotes.
 const MONITOR_LINE: u64 = 60;

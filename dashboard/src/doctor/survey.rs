@@ -27,7 +27,7 @@ const COMPANIONS: &[u8] = b"*lock_*";
 /// The multiple of the usual number of keys that one SCAN for companions visits, since it only compares names and looks
 /// up no key.
 const COMPANION_TIMES: usize = 5;
-/// The most companion keys of each sort that are remembered.
+/// The maximum number of companion keys of each sort that are remembered.
 const MAX_COMPANIONS: usize = 100_000;
 /// The time between the two readings that prove a leak, as in the dashboard.
 pub(super) const GAP: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use super::once::{Problem, is_acknowledged};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, LockId, ProblemKind};
 
-/// The most locks named at a time, and the most new ones in an hour.
+/// The maximum number of locks named at a time, and of new ones in an hour.
 const MAX_NAMED: usize = 50;
 const MAX_NAMED_AN_HOUR: usize = 200;
 /// The age of a problem from which its lock is named, and the time for which it stays named after the end.

@@ -15,7 +15,7 @@ use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 
-/// The most rows in one answer. If there are more, its last line says so.
+/// The maximum number of rows in one answer. If there are more, its last line says so.
 pub const MAX_ROWS: usize = 100_000;
 /// The number of rows that are written at once.
 const CHUNK: usize = 500;

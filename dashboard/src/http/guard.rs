@@ -28,7 +28,7 @@ use crate::views::{Chrome, VisitorView, denied_page};
 /// The time limit until a response begins. Streams may last longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// The most characters of a path in the log.
+/// The maximum number of characters of a path in the log.
 const LOGGED_PATH: usize = 200;
 
 /// Returns true for paths that need no authentication: the login, and what every page loads.

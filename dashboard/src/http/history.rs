@@ -13,9 +13,9 @@ use crate::query::EventFilter;
 use crate::text::revealed;
 use crate::views::{EventRow, HistoryPage};
 
-/// The most events on a page.
+/// The maximum number of events on a page.
 const EVENTS: usize = 100;
-/// The most holds shown at an instant.
+/// The maximum number of holds shown at an instant.
 const HOLDS: usize = 100;
 /// The longest time between two writes of the history, with some to spare, in milliseconds.
 const MAX_WRITE_INTERVAL_MS: u64 = 10_000;

@@ -18,7 +18,7 @@ use crate::archive::{Gap, HeldLock, MAX_EVENTS, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::query::{EventFilter, FilterError, Order};
 
-/// The most holds in one answer.
+/// The maximum number of holds in one answer.
 const MAX_HELD: usize = 1_000;
 
 #[derive(Serialize, ToSchema)]

@@ -20,14 +20,14 @@ use crate::views::{
     Subject, Summary,
 };
 
-/// The most locks of each sort that an owner's page lists.
+/// The maximum number of locks of each sort that an owner's page lists.
 const OWNERS_LOCKS: usize = 100;
-/// The most past holds that it lists.
+/// The maximum number of past holds that it lists.
 const OWNERS_PAST: usize = 20;
-/// The most incidents and trees of waits on the overview.
+/// The maximum number of incidents and trees of waits on the overview.
 const INCIDENTS: usize = 8;
 const BLOCKERS: usize = 6;
-/// The most events of a lock that are shown at an instant.
+/// The maximum number of events of a lock that are shown at an instant.
 const EVENTS: usize = 50;
 /// The default span of a lock's timeline, milliseconds.
 const WINDOW_MS: u64 = 15 * 60_000;

@@ -37,7 +37,7 @@ pub struct ListParams {
     /// `next` or `prev` of a response with the same filter, sort and order.
     #[param(pattern = "^[A-Za-z0-9_-]*$")]
     pub cursor: Option<String>,
-    /// The most rows.
+    /// The maximum number of rows.
     #[param(value_type = Option<u8>, minimum = 1, maximum = 100, default = 100)]
     pub limit: Option<String>,
     /// `csv`: all rows, up to 100,000, as a file that no spreadsheet reads as formulas. If rows are left out its last line
@@ -269,7 +269,7 @@ pub struct EventsParams {
     /// `next` or `prev` of a response with the same span, lock, filter and order.
     #[param(pattern = "^(before|after)-[0-9]+-[0-4]-[0-9]+$")]
     pub cursor: Option<String>,
-    /// The most events.
+    /// The maximum number of events.
     #[param(value_type = Option<u16>, minimum = 1, maximum = 1000, default = 1000)]
     pub limit: Option<String>,
     /// The instant of the page's time cursor.

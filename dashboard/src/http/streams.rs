@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use super::error::ApiError;
 use crate::metrics::StreamMetrics;
 
-/// The most event streams, including those of pages and of the API.
+/// The maximum number of event streams, including those of pages and of the API.
 pub const MAX_STREAMS: usize = 1_000;
-/// The most event streams of one name.
+/// The maximum number of event streams of one name.
 const MAX_PER_NAME: usize = MAX_STREAMS / 4 * 3;
 
 /// A visitor's name, or `None` if there is no login.

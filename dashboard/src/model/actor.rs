@@ -17,13 +17,13 @@ use super::{Effect, Model};
 use crate::clock::{SteadyMillis, Time, now};
 use crate::model::types::{Delta, LockId, Observation, ReadRequest, Reading, ScopeId, Snapshot};
 
-/// The most messages in the queue of the model. Senders wait while it is full.
+/// The maximum number of messages in the queue of the model. Senders wait while it is full.
 const QUEUE: usize = 4_096;
-/// The most messages that are handled before a publication.
+/// The maximum number of messages that are handled before a publication.
 const AT_ONCE: usize = 512;
 /// The interval at which deadlines are checked.
 const TICK: Duration = Duration::from_millis(20);
-/// The least time between two snapshots.
+/// The minimum time between two snapshots.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(40);
 /// The interval at which the last hour's counts are summed up.
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
@@ -31,11 +31,11 @@ const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of locks in one batch of reads.
 const BATCH: usize = 128;
-/// The most batches in the queue of one reader.
+/// The maximum number of batches in the queue of one reader.
 const BATCHES: usize = 2;
-/// The most names with pending reading requests, in all databases together.
+/// The maximum number of names with pending reading requests, in all databases together.
 const MAX_REQUESTED: usize = 256;
-/// The most deltas that a subscriber may lag behind.
+/// The maximum number of deltas that a subscriber may lag behind.
 const DELTAS: usize = 64;
 /// Deltas, and locks in all of them, that are retained for subscribers that reconnect.
 const RECENT: usize = 256;

@@ -13,11 +13,11 @@ use super::silence::Silence;
 use crate::clock::Time;
 use crate::model::types::{AgentReport, ClientView, Connections, GONE_AFTER, Presence};
 
-/// The most clients whose addresses are retained for one database.
+/// The maximum number of clients whose addresses are retained for one database.
 const MAX_CLIENTS: usize = 10_000;
-/// The most addresses of one client.
+/// The maximum number of addresses of one client.
 const MAX_ADDRESSES: usize = 4;
-/// The most connections of one client that are compared with a list of clients.
+/// The maximum number of connections of one client that are compared with a list of clients.
 const MAX_CONNECTIONS: usize = 4;
 /// The time for which a client counts as active at its addresses.
 const ACTIVE: Duration = Duration::from_secs(600);

@@ -14,7 +14,7 @@ use crate::model::types::{
     ScopeId, Source, Traffic, WaitView,
 };
 
-/// The most pairs of waiter and holder among which deadlocks are searched.
+/// The maximum number of pairs of waiter and holder among which deadlocks are searched.
 const MAX_WAITS: usize = 100_000;
 
 impl Model {

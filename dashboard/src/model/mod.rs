@@ -56,9 +56,9 @@ use record::{Record, ScopeContext};
 const RETAINED: Duration = Duration::from_secs(600);
 /// The longest time between two ticks that counts as passed.
 const MAX_TICK: Duration = Duration::from_secs(5);
-/// The most ended problems that are remembered.
+/// The maximum number of ended problems that are remembered.
 const MAX_CLEARED: usize = 100;
-/// The most notices that are retained.
+/// The maximum number of notices that are retained.
 const MAX_NOTICES: usize = 20;
 
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::RwLock;
 use redisson::ClientId;
 
-/// The most names in each of the two generations.
+/// The maximum number of names in each of the two generations.
 const MAX_NAMES: usize = 25_000;
 
 /// Names such as `invoices@web-7`, by holder id or by client uuid. Cheap to clone, and clones share the names.

@@ -7,7 +7,7 @@ use super::scope::Scope;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Delta, LockView, ScopeId, Snapshot};
 
-/// The most views that are built for one snapshot. The remaining ones follow with the next.
+/// The maximum number of views that are built for one snapshot. The remaining ones follow with the next.
 const MAX_CHANGES: usize = 2_000;
 
 impl Model {

@@ -9,7 +9,7 @@ use super::record::{Effect, RestoredLock};
 use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{ArchiveEntry, LockId, ScopeId, Source};
 
-/// The most locks of an earlier run that are read after a scan which did not show whether they exist.
+/// The maximum number of locks of an earlier run that are read after a scan which did not show whether they exist.
 const MAX_READ: usize = 1_000;
 
 impl Model {

@@ -11,7 +11,7 @@ use super::record::Record;
 use crate::clock::Time;
 use crate::model::types::{ScopeId, Source};
 
-/// The most free locks that are retained in one scope.
+/// The maximum number of free locks that are retained in one scope.
 pub(super) const MAX_FREE: usize = 10_000;
 
 impl Model {

@@ -9,18 +9,18 @@ use redisson::{LockName, Moment};
 
 use super::deadlines::{Deadlines, Due, Locks, Queue};
 
-/// The most urgent reads in the queue. Further ones are left to their deadlines and the scan.
+/// The maximum number of urgent reads in the queue. Further ones are left to their deadlines and the scan.
 const MAX_URGENT: usize = 10_000;
-/// The most requested reads in the queue.
+/// The maximum number of requested reads in the queue.
 const MAX_REQUESTED: usize = 1_000;
 /// The interval at which a lock on an open page is read.
 const VIEWED_INTERVAL: Duration = Duration::from_secs(1);
-/// The least time between two reads of a lock on an open page. Otherwise, a lock that constantly changes hands would be
+/// The minimum time between two reads of a lock on an open page. Otherwise, a lock that constantly changes hands would be
 /// read as often as the budget allows.
 const MIN_INTERVAL_VIEWED: Duration = Duration::from_millis(50);
-/// The least time between two reads of any other known lock.
+/// The minimum time between two reads of any other known lock.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
-/// The least time between two reads of an unknown name. A channel may belong to two names, and one of them is not a
+/// The minimum time between two reads of an unknown name. A channel may belong to two names, and one of them is not a
 /// lock.
 const MIN_INTERVAL_UNKNOWN: Duration = Duration::from_secs(1);
 /// The delay of a lock that is reported just after others were read, unless it is on an open page. Reading many locks

@@ -20,7 +20,7 @@ use crate::text::counted;
 
 /// The age at which a view with values that do not age by themselves is replaced after a reading without changes.
 const REFRESH_MS: u64 = 2_000;
-/// The least difference between two readings of a server's clock that shows that the clock was set. Slow replies cause
+/// The minimum difference between two readings of a server's clock that shows that the clock was set. Slow replies cause
 /// less.
 const CLOCK_STEP: Duration = Duration::from_secs(3);
 

@@ -10,9 +10,9 @@ use redisson::{ClientId, HolderId, Moment};
 use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{Queue, Since, Source, Stamp, SubscriberCount};
 
-/// The most waiters of one lock that are known by name.
+/// The maximum number of waiters of one lock that are known by name.
 const MAX_WAITERS: usize = 128;
-/// The most agents whose waiters for one lock are known.
+/// The maximum number of agents whose waiters for one lock are known.
 const MAX_AGENTS: usize = 256;
 /// The time within which a waiter that was dropped from the queue returns if it is still waiting: once its deadline has
 /// passed, it needs another attempt to queue again.

@@ -13,7 +13,7 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{ClientView, HolderView, LockId, LockView, Since};
 use crate::schema::schema_of;
 
-/// The most locks of one tree.
+/// The maximum number of locks of one tree.
 const MAX_STEPS: usize = 200;
 
 /// A lock whose holder waits for nothing that is known, with the tree of waits behind it.
@@ -50,7 +50,7 @@ struct BlockerJson<'a> {
     lock: &'a LockId,
     /// The ids of its holders.
     holders: Vec<&'a str>,
-    /// The least number of waiters in the whole tree.
+    /// The minimum number of waiters in the whole tree.
     blocks: u64,
     /// The beginning of the longest known wait for the lock itself.
     longest_wait: Option<Since>,
@@ -66,7 +66,7 @@ struct StepJson<'a> {
     /// 0 for the root; 1 for a lock held by a waiter of the root, and so on.
     depth: usize,
     lock: &'a LockId,
-    /// The least number of its waiters.
+    /// The minimum number of its waiters.
     waiting: u64,
 }
 

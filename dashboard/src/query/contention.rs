@@ -27,7 +27,7 @@ pub struct ContentionRow {
 #[schema(as = Contention)]
 struct ContentionJson<'a> {
     lock: &'a LockId,
-    /// The least number of waiters.
+    /// The minimum number of waiters.
     waiting: u64,
     /// True if `waiting` counts all waiters.
     waiters_exact: bool,

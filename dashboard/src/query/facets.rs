@@ -23,7 +23,7 @@ pub const VIEWS: [&str; 7] = [
 ];
 /// The properties by which locks are counted, as keys of the filter.
 pub const PROPERTIES: [&str; 5] = ["prefix", "service", "host", "problem", "kind"];
-/// The most values of a property that are counted.
+/// The maximum number of values of a property that are counted.
 const MAX_VALUES: usize = 5_000;
 /// The number of values that are shown, those with the most locks.
 const TOP: usize = 8;

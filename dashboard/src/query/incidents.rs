@@ -18,7 +18,7 @@ use crate::model::types::{
 };
 use crate::schema::schema_of;
 
-/// The most locks that an incident names in JSON.
+/// The maximum number of locks that an incident names in JSON.
 const MAX_NAMES: usize = 100;
 
 /// A problem that several locks may share.
@@ -66,7 +66,7 @@ struct IncidentJson<'a> {
     count: usize,
     /// The first 100 of its locks.
     locks: Vec<&'a LockId>,
-    /// The least number of waiters of all its locks. Those of a red lock count once.
+    /// The minimum number of waiters of all its locks. Those of a red lock count once.
     waiting: u64,
     /// True if every one of its problems is acknowledged.
     acknowledged: bool,

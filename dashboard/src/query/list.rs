@@ -17,7 +17,7 @@ use crate::model::actor::Hub;
 use crate::model::contention::Contention;
 use crate::model::types::{LockId, Snapshot};
 
-/// The most rows of a page.
+/// The maximum number of rows of a page.
 pub const MAX_ROWS: usize = 100;
 
 /// The published state from which lists are made.
@@ -122,7 +122,7 @@ pub struct Query<T> {
     pub order: Order,
     /// The last row of the previous page, or the first row of the next page.
     pub(super) edge: Option<Cursor>,
-    /// The most rows of the page.
+    /// The maximum number of rows of the page.
     pub limit: usize,
     row: PhantomData<fn() -> T>,
 }

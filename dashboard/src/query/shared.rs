@@ -24,9 +24,9 @@ use crate::model::types::Snapshot;
 
 /// The time for which a list is stored after its last use.
 const KEEP: Duration = Duration::from_secs(60);
-/// The most lists that are stored.
+/// The maximum number of lists that are stored.
 const MAX_LISTS: usize = 128;
-/// The most pages of a list that are stored.
+/// The maximum number of pages of a list that are stored.
 const MAX_PAGES: usize = 64;
 /// The time for which a page of locks is valid if its filter depends on the clock, milliseconds.
 const MOVING_MS: u64 = 1_000;

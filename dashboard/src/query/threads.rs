@@ -7,9 +7,9 @@ use std::thread::{Builder, available_parallelism, scope};
 
 use crate::model::types::{Section, Snapshot};
 
-/// The least number of locks for each thread.
+/// The minimum number of locks for each thread.
 const WORTH_A_THREAD: usize = 25_000;
-/// The most threads.
+/// The maximum number of threads.
 const MOST: usize = 4;
 
 /// The number of cores.

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 /// The longest filter, in bytes.
 const MAX_LEN: usize = 512;
-/// The most terms.
+/// The maximum number of terms.
 const MAX_TERMS: usize = 16;
 
 /// The error of an invalid filter: a sentence that says what was expected.

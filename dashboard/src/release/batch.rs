@@ -12,7 +12,7 @@ use super::{Choice, Member, Offer, Operator, ReleaseError, Releases, Running, ch
 use crate::model::types::LockId;
 use crate::query::incidents::IncidentRow;
 
-/// The most locks of a batch.
+/// The maximum number of locks of a batch.
 pub const MAX_LOCKS: usize = 500;
 /// The number of releases that run at once.
 const AT_ONCE: usize = 8;

@@ -37,12 +37,12 @@ pub use offer::{Choice, Offer, Running, Target};
 
 /// The validity of an offer.
 pub const VALID: Duration = Duration::from_secs(60);
-/// The most offers, and the most batches, that are stored at once.
+/// The maximum number of offers, and of batches, that are stored at once.
 const MAX_OFFERS: usize = 256;
 const MAX_BATCHES: usize = 16;
-/// The most releases within a minute.
+/// The maximum number of releases within a minute.
 pub const MAX_PER_MINUTE: usize = 10;
-/// The most rejected requests that are recorded individually within a minute.
+/// The maximum number of rejected requests that are recorded individually within a minute.
 const MAX_REJECTIONS_PER_MINUTE: usize = 60;
 const MINUTE: Duration = Duration::from_secs(60);
 /// The word for a rejected request in the history and the metric.

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::REPLY_TIMEOUT;
 use crate::redis::{CLIENT_NAME, TIMEOUT, resolver_options};
 
-/// The most redirects that one script follows, since nodes that disagree may redirect in circles.
+/// The maximum number of redirects that one script follows, since nodes that disagree may redirect in circles.
 const MAX_REDIRECTS: usize = 3;
 /// The time for which a script is retried while its slot moves: its keys are then on two nodes, so that neither runs
 /// it. Most slots move within moments. It is shorter than the wait of a request for the outcome.

@@ -22,18 +22,18 @@ use crate::model::types::{AgentWaiters, AwaitedLock};
 /// The largest difference of an agent's clock from ours, in milliseconds, that is not corrected. A value is written every 2
 /// to 20 seconds.
 const CLOCK_TOLERANCE_MS: u64 = 30_000;
-/// The most agents of one database that are known by name.
+/// The maximum number of agents of one database that are known by name.
 const MAX_AGENTS: usize = 2_000;
-/// The most agents that are read in one round. The others follow in the next rounds.
+/// The maximum number of agents that are read in one round. The others follow in the next rounds.
 const AGENTS: usize = 250;
 /// The number of values in one pipeline.
 const VALUES: usize = 32;
 /// The longest value that is read, bytes.
 const MAX_VALUE: usize = 64 * 1024;
-/// The most locks of one agent, and the most waiters of one lock that are named.
+/// The maximum number of locks of one agent, and of waiters of one lock that are named.
 const MAX_LOCKS: usize = 256;
 const MAX_NAMED: usize = 16;
-/// The most waiters of one lock at one agent.
+/// The maximum number of waiters of one lock at one agent.
 const MAX_COUNT: u64 = 1_000_000;
 
 /// The agents that scans have found, by database. Cheap to clone, and clones share them.

@@ -14,10 +14,10 @@ use crate::model::types::{LockView, Observation, Walk};
 
 /// The approximate number of holders and waiters that are looked up in one round. The others follow in the next rounds.
 const HOLDERS: usize = 1_000;
-/// The most locks that are looked at in one round, in addition to those that have changed. A walk through all of them
-/// continues in the next round.
+/// The maximum number of locks that are looked at in one round, in addition to those that have changed. A walk through
+/// all of them continues in the next round.
 const VISITED: usize = 20_000;
-/// The most holders that wait for their first identity. The walk finds the others later.
+/// The maximum number of holders that wait for their first identity. The walk finds the others later.
 const MAX_UNIDENTIFIED: usize = 10_000;
 
 /// A reader of the registry entries of known holders.

@@ -22,7 +22,7 @@ use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 use crate::text::counted;
 
-/// The most events that are handled at once. Several messages on one channel among them count as one.
+/// The maximum number of events that are handled at once. Several messages on one channel among them count as one.
 const AT_ONCE: usize = 256;
 /// The interval at which success is reported if there are no messages.
 const QUIET: Duration = Duration::from_secs(2);

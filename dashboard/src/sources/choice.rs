@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::model::types::{LockId, LockView, Snapshot, Walk};
 
-/// The most locks that are looked at in one round, in addition to those with problems or waiters. If there are more, a
-/// round continues where the last one stopped.
+/// The maximum number of locks that are looked at in one round, in addition to those with problems or waiters. If
+/// there are more, a round continues where the last one stopped.
 const VISITED: usize = 20_000;
 
 /// The locks chosen so far.

@@ -5,7 +5,7 @@ use service_kit::redis::{CallError, Link};
 
 use super::read::text;
 
-/// The most clients that are listed. Listing a thousand takes the server two milliseconds.
+/// The maximum number of clients that are listed. Listing a thousand takes the server two milliseconds.
 pub(super) const MAX_CLIENTS: u64 = 1_000;
 
 /// Returns all clients, one on each line, or `None` if there are too many to list.

@@ -24,7 +24,7 @@ use crate::model::types::{Observation, ScopeId, SlotAssignment};
 use crate::redis::{TIMEOUT, resolver_options};
 use crate::text::counted;
 
-/// The most masters that are watched, since each has separate connections and metrics.
+/// The maximum number of masters that are watched, since each has separate connections and metrics.
 const MAX_MASTERS: usize = 64;
 /// The interval at which their connections are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

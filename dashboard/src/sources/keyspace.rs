@@ -25,7 +25,7 @@ use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 use crate::text::counted;
 
-/// The most locks of one server that have a separate subscription.
+/// The maximum number of locks of one server that have a separate subscription.
 const MAX_LOCKS: usize = 1_000;
 /// The interval at which these locks are chosen.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -37,7 +37,7 @@ const REFUSED_INTERVAL: Duration = Duration::from_secs(1_800);
 const MAX_EVENTS: u32 = 2_000;
 /// The time without subscriptions after too many events.
 const SUSPENSION: Duration = Duration::from_secs(60);
-/// The most events that are handled at once. Several on one key among them count as one.
+/// The maximum number of events that are handled at once. Several on one key among them count as one.
 const AT_ONCE: usize = 256;
 
 /// The notifications that the server sends.

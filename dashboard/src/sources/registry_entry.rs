@@ -13,7 +13,7 @@ use crate::clock::WallMillis;
 use crate::model::types::{HolderIdentity, Verification};
 use crate::text::revealed;
 
-/// The most characters of any text that are retained.
+/// The maximum number of characters of any text that are retained.
 const MAX_TEXT: usize = 100;
 
 /// A holder's entry. Missing or malformed fields are unknown.

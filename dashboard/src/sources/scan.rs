@@ -30,7 +30,8 @@ use crate::sources::view::{Progress, SourceState};
 /// Possible locks are read together: this number, or as many as have been found after the interval below.
 const CANDIDATES: usize = 200;
 const CANDIDATES_INTERVAL: Duration = Duration::from_millis(100);
-/// The most hashes that are remembered as non-locks, on servers on which reading them again would count as a use.
+/// The maximum number of hashes that are remembered as non-locks, on servers on which reading them again would count
+/// as a use.
 const MAX_NON_LOCKS: usize = 500_000;
 /// The pause after a scan, as a multiple of its duration, so that small databases are scanned often.
 const PAUSE: u32 = 30;
@@ -39,12 +40,12 @@ const MIN_PAUSE: Duration = Duration::from_millis(500);
 /// The number of keys up to which a scan is followed by the shortest pause. With twice as many, the pause is at most
 /// twice as long, and so on.
 const FEW_KEYS: u64 = 200;
-/// The least time between two scans for companion keys.
+/// The minimum time between two scans for companion keys.
 const COMPANIONS_INTERVAL: Duration = Duration::from_secs(60);
 /// The age up to which the poll's last reading of a lock makes a reading by the scan unnecessary. The poll's rounds are
 /// shorter, unless its rate is limited.
 const MAX_AGE_MS: u64 = 150_000;
-/// The most keys of moving slots that are reported to their own nodes at once.
+/// The maximum number of keys of moving slots that are reported to their own nodes at once.
 const MAX_MOVING: usize = 16;
 /// The pattern that matches every companion key of a lock.
 const COMPANIONS: &str = "redisson_lock_*";

@@ -16,7 +16,7 @@ use super::slot_share::SlotShare;
 use crate::model::types::{LockView, Snapshot};
 use crate::redis::CLIENT_NAME;
 
-/// The most locks of one server.
+/// The maximum number of locks of one server.
 const MAX_LOCKS: usize = 1_000;
 
 /// The subscribed sharded channels. Cheap to clone, and clones share them.

@@ -17,7 +17,7 @@ use crate::model::types::Connections;
 const CLIENTS_VALIDITY: Duration = Duration::from_secs(45);
 /// The time for which a connection to a node without slots stays open after the last redirect to it.
 const PROVISIONAL_VALIDITY: Duration = Duration::from_secs(30);
-/// The most connections to such nodes.
+/// The maximum number of connections to such nodes.
 const MAX_PROVISIONAL: usize = 16;
 
 /// One server's share of a deployment. Cheap to clone.

@@ -28,7 +28,7 @@ use crate::sources::view::SourceState;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The number of names in one command.
 const NAMES: usize = 500;
-/// The least number of names in one round, if there are as many. Further locks follow in the next rounds.
+/// The minimum number of names in one round, if there are as many. Further locks follow in the next rounds.
 const ROUND: usize = 2_000;
 /// The number of rounds in which all locks are counted.
 const ROUNDS: usize = 60;

@@ -17,9 +17,9 @@ use super::monitor::switch::WATCH;
 use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::LockId;
 
-/// The most locks that are being traced or whose last trace is retained.
+/// The maximum number of locks that are being traced or whose last trace is retained.
 pub const MAX_TRACES: usize = 8;
-/// The most steps of a trace. Older ones are dropped and counted.
+/// The maximum number of steps of a trace. Older ones are dropped and counted.
 pub const MAX_STEPS: usize = 500;
 /// The time for which an ended trace is retained, in milliseconds.
 const RETAINED_MS: u64 = 15 * 60_000;

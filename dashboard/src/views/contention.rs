@@ -15,7 +15,7 @@ use crate::model::types::LockView;
 use crate::query::Listed as _;
 use crate::query::contention::ContentionRow;
 
-/// The most groups shown, those most waited for first.
+/// The maximum number of groups shown, those most waited for first.
 const MAX_GROUPS: usize = 20;
 
 /// The counts of an hour, in words and as a picture.

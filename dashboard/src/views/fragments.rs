@@ -27,7 +27,7 @@ struct Fragment {
 }
 
 impl Fragments {
-    /// The most rows retained: a few megabytes.
+    /// The maximum number of rows retained: a few megabytes.
     const MAX: usize = 4_096;
 
     /// Returns a lock's row.

@@ -18,7 +18,7 @@ use crate::text;
 
 /// A day, in milliseconds.
 const DAY_MS: u64 = 24 * 3_600_000;
-/// The most locks that a row names.
+/// The maximum number of locks that a row names.
 const NAMED: usize = 20;
 
 #[derive(Template)]

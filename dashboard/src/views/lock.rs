@@ -21,7 +21,7 @@ use crate::model::types::{
     State, WaiterView,
 };
 
-/// The most events shown.
+/// The maximum number of events shown.
 const EVENTS: usize = 200;
 
 /// The lock's state, or its worst open problem: who holds the lock, who is blocked, and what to do.
@@ -99,7 +99,7 @@ impl RanOut {
     }
 }
 
-/// The most holders in a verdict.
+/// The maximum number of holders in a verdict.
 const NAMED: usize = 3;
 
 impl<'a> Verdict<'a> {

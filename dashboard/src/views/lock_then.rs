@@ -12,7 +12,7 @@ use super::{LockPage, LockThen, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{PastHoldView, ProblemKind};
 
-/// The most past holds shown.
+/// The maximum number of past holds shown.
 const PAST: usize = 20;
 
 /// A problem at that time.

@@ -18,7 +18,7 @@ use crate::query::blockers::BlockerRow;
 use crate::query::incidents::IncidentRow;
 use crate::text;
 
-/// The most groups of locks shown.
+/// The maximum number of groups of locks shown.
 const MAX_GROUPS: usize = 12;
 /// An hour, in milliseconds.
 const HOUR_MS: u64 = 3_600_000;

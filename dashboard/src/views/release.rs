@@ -15,10 +15,10 @@ use crate::query::incidents::IncidentRow;
 use crate::release::{Choice, MAX_REASON, Offer, VALID};
 use crate::text::{counted, shown_name, visible};
 
-/// The most parts of a lock that a form offers. In a larger crowd of readers, one is released through the API, or all
-/// at once.
+/// The maximum number of parts of a lock that a form offers. In a larger crowd of readers, one is released through the
+/// API, or all at once.
 const MAX_PARTS: usize = 100;
-/// The most parts of a lock that are shown next to the whole lock. More are in a folded list.
+/// The maximum number of parts of a lock that are shown next to the whole lock. More are in a folded list.
 const FEW: usize = 5;
 
 /// A part of a lock that can be chosen.

@@ -18,7 +18,7 @@ use crate::sources::trace::{Step, Trace};
 use crate::sources::view::{SourceState, SourceView};
 use crate::text::revealed;
 
-/// The most steps shown on the page.
+/// The maximum number of steps shown on the page.
 const SHOWN: usize = 100;
 
 /// Returns an action as a short label.

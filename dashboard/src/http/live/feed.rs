@@ -34,7 +34,8 @@ const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The age from which the latest version of a page that reads the history is out of date.
 const UNREAD_AFTER: Duration = Duration::from_secs(10);
-/// The most pages that are rendered for the first time at once, since rendering needs more memory than its result.
+/// The maximum number of pages that are rendered for the first time at once, since rendering needs more memory than
+/// its result.
 const FIRST_AT_ONCE: usize = 8;
 
 /// A page at one instant, with the patch from the previous version.

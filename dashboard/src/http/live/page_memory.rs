@@ -7,7 +7,8 @@ use prometheus::IntGauge;
 
 use crate::http::error::ApiError;
 
-/// The most bytes that all open pages use together. Beyond it no further page is opened, but open pages continue.
+/// The maximum number of bytes that all open pages use together. Beyond it no further page is opened, but open pages
+/// continue.
 const MAX_BYTES: i64 = 32 << 20;
 /// The bytes counted for a page until its first version is rendered.
 const UNRENDERED: usize = 128 << 10;

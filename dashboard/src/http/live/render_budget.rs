@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// Pages that take turns use at most one part in this many of one CPU. So do pages that do not wait for their turn.
 const PART: u32 = 2;
-/// The most unused time that can be used later.
+/// The maximum unused time that can be used later.
 const SAVED: Duration = Duration::from_millis(200);
 /// The longest wait for a turn, no matter how many pages are open.
 const LONGEST: Duration = Duration::from_secs(5);

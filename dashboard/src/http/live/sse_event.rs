@@ -9,7 +9,7 @@ use flate2::{Compress, Compression, FlushCompress};
 /// The header of a gzip stream (RFC 1952): deflate, no name, no time, no particular system. The trailer with the checksum is
 /// never sent, since the stream does not end.
 const GZIP_HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
-/// The least length of an event that is worth compressing, in bytes.
+/// The minimum length of an event that is worth compressing, in bytes.
 const SHORT: usize = 512;
 
 /// The content coding of a stream.

@@ -27,11 +27,11 @@ pub use minutes::{MINUTES, Minute};
 const WINDOW: Duration = Duration::from_secs(3_600);
 /// The length of a slice, whose counts expire together.
 const SLICE: Duration = Duration::from_secs(600);
-/// The most locks that are counted individually. Their groups count all of them.
+/// The maximum number of locks that are counted individually. Their groups count all of them.
 const MAX_LOCKS: usize = 10_000;
-/// The most groups of all deployments. Further groups are not counted.
+/// The maximum number of groups of all deployments. Further groups are not counted.
 const MAX_GROUPS: usize = 1_000;
-/// The most locks that are listed, those most waited for first.
+/// The maximum number of locks that are listed, those most waited for first.
 const MAX_LISTED: usize = 1_000;
 
 /// An increment of the counts.
@@ -55,7 +55,7 @@ pub struct Longest {
     #[schema(value_type = String)]
     pub id: HolderField,
     pub since: Since,
-    /// The least duration in milliseconds.
+    /// The minimum duration in milliseconds.
     pub ms: u64,
 }
 

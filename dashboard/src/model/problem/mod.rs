@@ -21,17 +21,17 @@ use crate::model::types::{
 pub use explain::{explain, times, update};
 pub use overdue::Overdue;
 
-/// The least time between two readings without a time to live that prove a leak: another program's script may set it in a
-/// second step.
+/// The minimum time between two readings without a time to live that prove a leak: another program's script may set it
+/// in a second step.
 pub const LEAK_GAP: Duration = Duration::from_secs(5);
 /// The time to live up to which a lock whose holder is gone is not a leak, since it expires soon anyway.
 const GONE_TTL: Duration = Duration::from_secs(60);
-/// The least age at which a hold far longer than typical is stuck.
+/// The minimum age at which a hold far longer than typical is stuck.
 const TYPICAL_FLOOR: Duration = Duration::from_secs(60);
 /// The multiple of the typical hold from which a hold is stuck.
 const TYPICAL_FACTOR: u32 = 10;
-/// The least time between two readings that make remains of a lock an orphan: a dead queue entry or a marker without the lock, or
-/// a lock with readers that are gone.
+/// The minimum time between two readings that make remains of a lock an orphan: a dead queue entry or a marker without
+/// the lock, or a lock with readers that are gone.
 pub const ORPHAN_GAP: Duration = Duration::from_secs(60);
 /// The time for which an expired hold is reported.
 pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);

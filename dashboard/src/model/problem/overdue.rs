@@ -19,7 +19,7 @@ pub struct Overdue {
     pub since: SteadyMillis,
     /// The number of late renewals.
     pub times: u32,
-    /// The least time to live in the newest one.
+    /// The lowest time to live in the newest one.
     pub ttl: Duration,
     latest: Moment,
     is_late: bool,

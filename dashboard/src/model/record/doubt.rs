@@ -12,7 +12,7 @@ use crate::model::types::{Ending, Reading, Source, Stamp};
 
 /// The longest time between a release and its message.
 pub(super) const LATE: Duration = Duration::from_millis(250);
-/// The most releases that one reading can prove.
+/// The maximum number of releases that one reading can prove.
 const MOST: u32 = 1_000;
 
 /// The doubtful messages since the last reading.

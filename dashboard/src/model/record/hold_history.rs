@@ -11,13 +11,13 @@ use crate::model::types::{
     Ending, HistoryView, HolderField, PastHold, PastOfLock, PastWait, Since,
 };
 
-/// The most holds that are retained for a lock. The history on disk has more.
+/// The maximum number of holds that are retained for a lock. The history on disk has more.
 const MAX_PAST: usize = 8;
-/// The most expired leases whose instants are retained for a lock.
+/// The maximum number of expired leases whose instants are retained for a lock.
 const MAX_RAN_OUT: usize = 64;
 /// The number of durations from which the typical hold is computed.
 const MAX_DURATIONS: usize = 64;
-/// The least number of durations for a typical hold.
+/// The minimum number of durations for a typical hold.
 const MIN_DURATIONS: usize = 20;
 
 /// The holds that have ended. Many locks have none, since they are always held.

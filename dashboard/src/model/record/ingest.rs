@@ -19,11 +19,11 @@ use crate::model::waiting::Waiting;
 
 /// The largest uncertainty at which a hold's beginning counts as exact.
 pub(super) const EXACT: Duration = Duration::from_secs(1);
-/// The most time left at the last reading for a lease to count as expired rather than released.
+/// The maximum time left at the last reading for a lease to count as expired rather than released.
 const NEAR_END: Duration = Duration::from_secs(1);
-/// The most time left at a reading that finds the lock gone, for its lease to count as expired.
+/// The maximum time left at a reading that finds the lock gone, for its lease to count as expired.
 const RUN_OUT: Duration = Duration::from_millis(200);
-/// The most readers whose markers are read after the lock has vanished.
+/// The maximum number of readers whose markers are read after the lock has vanished.
 const MAX_ORPHANED_READERS: usize = 16;
 /// The largest hold count for which the markers of a reader of an earlier run are read.
 const RESTORED_COUNT: i64 = 4;

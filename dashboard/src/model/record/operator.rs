@@ -14,7 +14,7 @@ use crate::model::types::{
 /// The time after the beginning of a forced release within which the end of a hold is attributed to it: Redis may be
 /// slow to answer, and the reading that shows the end comes even later.
 const FORCE_WINDOW: Duration = Duration::from_secs(10);
-/// The most forced releases of a lock that are known at a time.
+/// The maximum number of forced releases of a lock that are known at a time.
 const MAX_FORCING: usize = 8;
 
 /// An acknowledged problem.

@@ -17,7 +17,7 @@ use crate::model::types::{
 
 /// The time within which two sources report the same release.
 const SAME_RELEASE: Duration = Duration::from_millis(200);
-/// The most releases of a lock within that time that are compared.
+/// The maximum number of releases of a lock within that time that are compared.
 const MAX_BY_ONE_SOURCE: usize = 64;
 
 /// The latest reported releases.

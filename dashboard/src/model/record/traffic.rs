@@ -15,7 +15,7 @@ use crate::model::types::{ArchiveEntry, Certainty, EndCause, Ending, LockEvent, 
 const RETRY_GRACE: Duration = Duration::from_secs(5);
 /// The longest sleep of a waiter that was refused by a lock without a known time to live.
 const MAX_SLEEP: Duration = Duration::from_secs(60);
-/// The least delay of a holder that returns too late. Below it, the clocks of holder, server and dashboard and the
+/// The minimum delay of a holder that returns too late. Below it, the clocks of holder, server and dashboard and the
 /// duration of a command cannot show that anyone worked without the lock.
 const LATE: Duration = Duration::from_millis(250);
 

@@ -11,7 +11,7 @@ use super::source::Source;
 use crate::clock::SteadyMillis;
 use crate::schema::words;
 
-/// The most events that are retained for a lock.
+/// The maximum number of events that are retained for a lock.
 const MAX_EVENTS: usize = 16;
 /// Unobserved releases with less time between them than this are combined into one event.
 const TOGETHER_MS: u64 = 1_000;

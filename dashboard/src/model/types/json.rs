@@ -79,7 +79,7 @@ struct LockJson<'a> {
     queue: &'a [QueueEntryView],
     /// The waiters known by name, the longest wait first.
     waiters: &'a [WaiterView],
-    /// The least number of waiters.
+    /// The minimum number of waiters.
     waiting: u64,
     /// True if `waiting` counts all of them.
     waiters_exact: bool,

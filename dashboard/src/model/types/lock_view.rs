@@ -263,7 +263,7 @@ pub struct LockView {
     pub queued: bool,
     /// The waiters known by name, the longest wait first.
     pub waiters: ThinVec<WaiterView>,
-    /// The least number of waiters: by name, by queue entry, or by connections that listen for its release.
+    /// The minimum number of waiters: by name, by queue entry, or by connections that listen for its release.
     pub waiting: u64,
     /// True if `waiting` counts all of them.
     pub waiters_exact: bool,

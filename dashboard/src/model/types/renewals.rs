@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::{SteadyMillis, millis};
 
-/// The most instants that are retained. Earlier ones are only counted.
+/// The maximum number of instants that are retained. Earlier ones are only counted.
 const MAX: usize = 64;
 
 /// The number of renewals of a hold, and the instants of the latest ones.

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most possible locks that are followed in one database if no other source has reported them.
+/// The maximum number of possible locks that are followed in one database if no other source has reported them.
 const MAX_POSSIBLE: usize = 2_000;
 
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The most locks that are retained, in all databases together.
+    /// The maximum number of locks that are retained, in all databases together.
     pub max_locks: usize,
-    /// The most reads of known locks a second in one database, or `None` for the result of
+    /// The maximum number of reads of known locks a second in one database, or `None` for the result of
     /// [`Settings::reads_a_second`].
     pub poll_rate: Option<u32>,
     /// The rule for all locks without a match in `rules`.
@@ -28,7 +28,7 @@ pub struct Settings {
 const USUAL_POLL_RATE: u32 = 2_000;
 /// The longest round through all known locks.
 const ROUND_SECONDS: usize = 120;
-/// The most reads a second, regardless of the number of known locks.
+/// The maximum number of reads a second, regardless of the number of known locks.
 const MOST_READS: usize = 100_000;
 
 impl Settings {

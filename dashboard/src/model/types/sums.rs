@@ -10,7 +10,7 @@ use super::lock_view::LockView;
 use super::part::Part;
 use crate::clock::SteadyMillis;
 
-/// The most long holds that are listed.
+/// The maximum number of long holds that are listed.
 const LONGEST: usize = 8;
 
 /// The sums over all active locks.

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most bytes a second that clients may send, since the server escapes and copies each of them.
+/// The maximum number of bytes a second that clients may send, since the server escapes and copies each of them.
 const MAX_INPUT: u64 = 4 * 1024 * 1024;
-/// The most bytes a second that the server may send us.
+/// The maximum number of bytes a second that the server may send us.
 const MAX_RECEIVED: u64 = 8 * 1024 * 1024;
 /// The share of the limits up to which MONITOR may be opened, since it adds to the load.
 const MARGIN: f64 = 0.8;

@@ -12,9 +12,9 @@ use super::call::{Caller, ReadError, command, send};
 use super::reply::{integer, is_list, signed, strings};
 use crate::model::types::{Companions, KnownParts, Marker, Queue, QueueEntry, Token};
 
-/// The most queue entries that are read.
+/// The maximum number of queue entries that are read.
 pub const MAX_QUEUE: usize = 64;
-/// The most markers in one reading.
+/// The maximum number of markers in one reading.
 const MAX_MARKERS: usize = 256;
 /// The markers read for a reader whose count is unknown, or large.
 const MARKERS_EACH: i64 = 4;

@@ -21,7 +21,7 @@ use crate::model::types::{Companions, KnownParts, ReadRequest, Reading, Token};
 
 /// The number of field names requested beyond the known ones.
 const SPARE_NAMES: usize = 8;
-/// The most attempts at a lock that changes hands each time it is read.
+/// The maximum number of attempts at a lock that changes hands each time it is read.
 const TRIES: usize = 5;
 
 /// One lock to be read.

@@ -9,7 +9,7 @@ use crate::model::owner_names::OwnerNames;
 use crate::model::types::{ProblemView, WaitView, client_of};
 use crate::text;
 
-/// The most waits that are drawn. The evidence names those of a larger circle.
+/// The maximum number of waits that are drawn. The evidence names those of a larger circle.
 const MAX_WAITS: usize = 6;
 /// The size of the picture, and that of the circle in it.
 const WIDTH: f64 = 640.0;

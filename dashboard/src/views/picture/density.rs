@@ -16,9 +16,9 @@ const STEP: u64 = 10;
 const WIDTH: u64 = BUCKETS as u64 * STEP;
 /// The height of the picture.
 const HEIGHT: u64 = 56;
-/// The least height of a bar.
+/// The minimum height of a bar.
 const LEAST: u64 = 3;
-/// The least width of a gap.
+/// The minimum width of a gap.
 const LEAST_GAP: u64 = 3;
 /// The indexes of the marked types of events in [`EVENT_WORDS`].
 const PROBLEM: usize = 2;

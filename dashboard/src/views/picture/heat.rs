@@ -10,7 +10,7 @@ use super::super::{format, links};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, GroupTally, MINUTES, Minute};
 
-/// The most rows drawn.
+/// The maximum number of rows drawn.
 const MAX_ROWS: usize = 20;
 /// The width of a column and the height of a row.
 const COLUMN: usize = 10;

@@ -20,14 +20,14 @@ use crate::text::visible;
 
 /// The whole width.
 const WIDTH: u64 = 1_000;
-/// The most lanes of holders and of waiters; the others are only counted.
+/// The maximum number of lanes of holders and of waiters; the others are only counted.
 const MAX_HOLDERS: usize = 10;
 const MAX_WAITERS: usize = 10;
-/// The least distance between two marks, since closer ones would hide the bar.
+/// The minimum distance between two marks, since closer ones would hide the bar.
 const MIN_BETWEEN: u64 = 8;
 /// The number of parts that link to an instant.
 const SLOTS: u64 = 50;
-/// The most bars that the description of such a part names.
+/// The maximum number of bars that the description of such a part names.
 const NAMED: usize = 3;
 
 /// A bar in a lane.

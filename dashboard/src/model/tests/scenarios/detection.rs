@@ -23,7 +23,7 @@ struct Case {
     observed_for: u64,
     /// The repair.
     repair: fn(&mut Scenario),
-    /// The most milliseconds from the repair to the end of the problem.
+    /// The maximum number of milliseconds from the repair to the end of the problem.
     clears_within: u64,
     /// Another problem that the fault may cause.
     side_effect: Option<ProblemKind>,
