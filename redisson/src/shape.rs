@@ -9,9 +9,9 @@ use crate::{ClientId, HolderId, Kind};
 
 /// The field that marks the hash of a read-write lock; its value is `read` or `write`.
 pub const MODE_FIELD: &[u8] = b"mode";
-/// The most fields of a hash that is read; larger ones are skipped.
+/// The maximum number of fields of a hash that is read; larger ones are skipped.
 pub const MAX_FIELDS: u64 = 1024;
-/// The most fields of a lock held by unknown clients; with more, it is an application's counters.
+/// The maximum number of fields of a lock held by unknown clients; with more, it is an application's counters.
 const MAX_FOREIGN: usize = 8;
 /// The longest field name that can be a holder id: uuid, number, `:write`, transaction.
 pub(crate) const MAX_FIELD_LEN: usize = 36 + 1 + 20 + 6 + 33;

@@ -16,7 +16,7 @@ use rustix::io::{Errno, read, write};
 
 use crate::wire::{Caller, encode, shown, whole};
 
-/// The most bytes read from a connection at once.
+/// The maximum number of bytes read from a connection at once.
 const READ: usize = 64 << 10;
 
 /// The content of a flood.

@@ -22,9 +22,9 @@ use crate::{HolderId, LockName, keys};
 const MAX_LINE: usize = 512 * 1024;
 /// The longest source of a script that is read, as printed.
 const MAX_TEXT: usize = 16 * 1024;
-/// The most keys of one command that are reported as removed: a cache may remove thousands at a time.
+/// The maximum number of keys of one command that are reported as removed: a cache may remove thousands at a time.
 const MAX_REMOVED: usize = 1_000;
-/// The most script sources cached with their intents.
+/// The maximum number of script sources cached with their intents.
 const TEXTS: usize = 128;
 
 /// The number of lines by outcome.

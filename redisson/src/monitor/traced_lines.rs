@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::event::Event;
 
-/// The most bytes stored of one event's lines.
+/// The maximum number of bytes stored of one event's lines.
 const MAX_BYTES: usize = 2 * 1024;
-/// The most bytes stored of an open unit, which may concern several locks.
+/// The maximum number of bytes stored of an open unit, which may concern several locks.
 const MAX_UNIT: usize = 32 * 1024;
 /// The quotation marks around a script's digest or source, its command, and its number of keys.
 const MARKS: usize = 6;

@@ -9,9 +9,9 @@ use super::line::{Arg, Args};
 use crate::HolderId;
 use crate::shape::MODE_FIELD;
 
-/// The most commands per unit: a renewal of a hundred locks has four hundred.
+/// The maximum number of commands per unit: a renewal of a hundred locks has four hundred.
 const MAX_EFFECTS: usize = 4_096;
-/// The most arguments read of a script call.
+/// The maximum number of arguments read of a script call.
 const MAX_WORDS: usize = 1_024;
 
 /// A unit being collected.

@@ -5,7 +5,7 @@ use super::reply::bad;
 use super::{ACQUIRE, Args, BATCH, BadReply, Call, Publish, RELEASE, Value};
 use crate::keys;
 
-/// The most calls in one [`batch`]. Redis takes about 0.1 ms for as many.
+/// The maximum number of calls in one [`batch`]. Redis takes about 0.1 ms for as many.
 pub const MAX_CALLS: usize = 32;
 
 /// Returns whether a call may be part of a [`batch`]: the acquire of a plain lock, or a release that is published by `PUBLISH`

@@ -40,12 +40,12 @@ pub use reply::{
 
 use crate::{HolderId, Lease, LockName, keys, shape};
 
-/// The most locks in one [`renew`] call. A hundred take Redis less than 0.1 ms, so other clients barely wait, and
-/// halve the cost of each renewal.
+/// The maximum number of locks in one [`renew`] call. A hundred take Redis less than 0.1 ms, so other clients barely
+/// wait, and halve the cost of each renewal.
 pub const MAX_BATCH: usize = 100;
-/// The most bytes of a text that [`holder_entry`] returns.
+/// The maximum number of bytes of a text that [`holder_entry`] returns.
 const MAX_ENTRY_LEN: usize = 4096;
-/// The most queue entries that [`show`] returns.
+/// The maximum number of queue entries that [`show`] returns.
 pub(crate) const MAX_QUEUE_ENTRIES: usize = 100;
 
 /// A Lua script with its name, text and digest.

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// The most connections of one address that have not sent a request yet.
+/// The maximum number of connections of one address that have not sent a request yet.
 const WAITING_PER_ADDRESS: usize = 16;
 /// The time in which a connection of a full address need not give way, so that a burst of quick clients is served.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -33,7 +33,8 @@ use super::tls::ServerTls;
 
 /// The largest request head (line and headers), in bytes. A larger one is answered with the reason.
 const MAX_HEAD_BYTES: usize = 32 * 1024;
-/// The most bytes of a request head that are read. Beyond them the answer has no reason, since hyper sends it.
+/// The maximum number of bytes of a request head that are read. Beyond them the answer has no reason, since hyper
+/// sends it.
 const MAX_READ_BYTES: usize = 2 * MAX_HEAD_BYTES;
 /// The time for responses in flight to finish after shutdown has begun.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);

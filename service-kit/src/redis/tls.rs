@@ -18,8 +18,8 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// The most threads that read certificates at a time. On a mount that hangs each would wait for good, and with one for each
-/// connection none would be left.
+/// The maximum number of threads that read certificates at a time. On a mount that hangs each would wait for good, and
+/// with one for each connection none would be left.
 const READERS: usize = 4;
 static READS: Semaphore = Semaphore::const_new(READERS);
 

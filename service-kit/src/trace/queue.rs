@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 /// The default number of spans that may be queued.
 const ROOM: u64 = 2048;
-/// The most spans that may be queued. The queue takes its memory at once, a few hundred bytes for each.
+/// The maximum number of spans that may be queued. The queue takes its memory at once, a few hundred bytes for each.
 const MAX_ROOM: u64 = 100_000;
 /// The longest interval between two batches, in milliseconds.
 const MAX_DELAY: u64 = 3_600_000;

@@ -18,7 +18,7 @@ use crate::shutdown::Shutdown;
 
 /// The interval between lookups of the name.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The least time between two checks, however often connections break.
+/// The minimum time between two checks, however often connections break.
 const LEAST: Duration = Duration::from_secs(1);
 
 /// Starts to watch the address. The task ends with the last clone of the endpoint, or with its stage of shutdown.

@@ -27,7 +27,7 @@ const AT_ONCE: usize = 3;
 const CALM: Duration = Duration::from_secs(5);
 /// The interval while it is not, until it has recovered.
 const HURRY: Duration = Duration::from_millis(250);
-/// The least time between two queries, however many refreshes are requested.
+/// The minimum time between two queries, however many refreshes are requested.
 const LEAST: Duration = Duration::from_millis(50);
 
 /// The known state of a cluster. Published after each query, changed or not.

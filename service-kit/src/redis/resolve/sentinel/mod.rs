@@ -32,7 +32,7 @@ use crate::shutdown::Shutdown;
 const CALM: Duration = Duration::from_secs(5);
 /// The interval without a subscription, or while no sentinel answers.
 const HURRY: Duration = Duration::from_secs(1);
-/// The least time between two queries, however often connections break.
+/// The minimum time between two queries, however often connections break.
 const LEAST: Duration = Duration::from_millis(200);
 /// The time in which the other sentinels may contradict the first answer.
 const GRACE: Duration = Duration::from_millis(100);
