@@ -201,23 +201,23 @@ impl Limit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {
     Released,
-    /// Its session ended.
+    /// The session ended.
     Disconnected,
-    /// Its fixed lease expired.
+    /// The fixed lease expired.
     Expired,
-    /// Its validity ran out: Redis was unreachable, or too few replicas confirmed.
+    /// The validity ran out: Redis was unreachable, or too few replicas confirmed.
     Unconfirmed,
-    /// It was no longer in Redis.
+    /// The hold was no longer in Redis.
     Missing,
     /// Another holder has the lock.
     Stolen,
-    /// An operator released it.
+    /// An operator released the lock.
     Forced,
-    /// Its worker was stopped and the lease was left to lapse.
+    /// The worker was stopped and the lease was left to lapse.
     Frozen,
     /// The agent shut down before the worker did.
     Drained,
-    /// It is a red lock, and the agent that held it has ended.
+    /// The lock is a red lock, and the agent that held it has ended.
     Restarted,
 }
 

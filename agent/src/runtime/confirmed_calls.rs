@@ -29,11 +29,11 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// The answer of a server to a script.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// Its reply, if no replicas are required.
+    /// The reply, if no replicas are required.
     Plain(RedisValue),
-    /// Its reply, and the number of replicas that have its writes.
+    /// The reply, and the number of replicas that have its writes.
     Confirmed(RedisValue, Confirmed),
-    /// It was not sent, because too few replicas are connected.
+    /// The script was not sent, because too few replicas are connected.
     TooFewReplicas(String),
 }
 

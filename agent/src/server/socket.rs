@@ -107,7 +107,7 @@ struct SocketFile {
     failed: Option<Instant>,
 }
 
-/// What is at the path of a socket's file.
+/// The thing at the path of a socket's file.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
     Own,

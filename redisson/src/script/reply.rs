@@ -82,7 +82,7 @@ pub enum AcquireOutcome {
 pub enum RenewOutcome {
     /// The hold exists, at its count, with at least the lease.
     Renewed,
-    /// So does this read hold, but the node does not have all of its markers, so it does not count as living.
+    /// The read hold exists, but the node lacks some of its markers, so it does not count as living.
     MarkersMissing,
     /// The lock does not exist.
     Missing,
@@ -130,9 +130,9 @@ pub enum HandOverOutcome {
 pub enum ForceReleaseOutcome {
     /// The lock, hold or queue entry was removed, and the clients concerned were notified.
     Released,
-    /// It no longer existed.
+    /// The lock, hold or queue entry no longer existed.
     Free,
-    /// It differs from the expected state; nothing was changed.
+    /// The lock differs from the expected state; nothing was changed.
     Changed,
     /// The key is not a lock.
     WrongType,
@@ -141,11 +141,11 @@ pub enum ForceReleaseOutcome {
 /// An agent, as far as its entry in Redis shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentState {
-    /// It renews its entry.
+    /// The agent renews its entry.
     Present,
-    /// It has stopped renewing its entry, which has expired.
+    /// The agent has stopped renewing its entry, which has expired.
     Vanished,
-    /// It has published no entry within a day: it may be alive and unable to publish, or of an earlier version.
+    /// The agent has published no entry within a day: it may be alive and unable to publish, or of an earlier version.
     Unknown,
 }
 

@@ -33,7 +33,7 @@ struct State {
     next: u64,
 }
 
-/// What a connection has reached.
+/// The server that a connection has reached.
 #[derive(Debug)]
 struct Reached {
     run_id: Option<String>,

@@ -236,7 +236,7 @@ impl<T> Raw<T> {
     ///
     /// # Errors
     ///
-    /// That of `check`, which gets the variables' values by name.
+    /// Fails with the error of `check`, which receives the values of variables by name.
     pub fn check_variables(
         &self,
         check: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Result<(), String>,

@@ -28,9 +28,9 @@ pub(in crate::core) struct KeptBack {
     pub(in crate::core) until: Moment,
     /// The dead worker's session.
     pub(in crate::core) session: SessionId,
-    /// Its process.
+    /// The dead worker's process.
     pub(in crate::core) peer: Peer,
-    /// Its client name.
+    /// The dead worker's client name.
     pub(in crate::core) client: Option<String>,
 }
 

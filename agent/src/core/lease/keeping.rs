@@ -11,7 +11,7 @@ pub(in crate::core) enum LeaseMode {
     Fixed,
 }
 
-/// What EXTEND changes of a hold.
+/// The lease terms that EXTEND changes.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Keeping {
     pub(super) mode: LeaseMode,

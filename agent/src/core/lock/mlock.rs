@@ -244,7 +244,7 @@ impl Core {
         }
     }
 
-    /// Handles the case that all members are acquired: the requested lease begins now for all of them. Watched holds
+    /// Handles the case where all members are acquired: the requested lease begins now for all of them. Watched holds
     /// stay watched, and a lock that was held before keeps a longer lease.
     fn lease_all(&mut self, owner: Owner) {
         self.sessions.set_patience(owner, Moment::NEVER);

@@ -41,14 +41,14 @@ pub(super) enum Goal {
 #[derive(Debug)]
 pub(super) enum Member {
     Wanted,
-    /// Its LOCK is not answered yet.
+    /// The LOCK is not answered yet.
     Asked,
     Taken(Grant),
-    /// Its lease is being set.
+    /// The lease is being set.
     Leasing(Grant),
-    /// Its UNLOCK is not answered yet.
+    /// The UNLOCK is not answered yet.
     Leaving,
-    /// It is released, or was not held: the reply about it.
+    /// The lock is released, or was not held: the reply about it.
     Left(Reply),
 }
 

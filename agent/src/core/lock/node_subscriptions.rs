@@ -32,7 +32,7 @@ pub(in crate::core) struct NodeSubscriptions {
 }
 
 impl NodeSubscriptions {
-    /// Handles the case that an attempt is about to be sent: earlier messages do not matter to it.
+    /// Handles the case where an attempt is about to be sent: earlier messages do not matter to it.
     pub(in crate::core) fn begin(&mut self) {
         self.free = Set::default();
     }

@@ -29,7 +29,7 @@ pub(in crate::core) struct Waiter {
     pub(in crate::core) since: Moment,
     /// The trace that its LOCK is part of.
     pub(in crate::core) trace: Option<Box<str>>,
-    /// Its own span.
+    /// The span of the wait.
     pub(in crate::core) span: Span,
     /// The hold of this agent that it first queued behind, if its span is to record that.
     pub(in crate::core) behind: Option<Number>,
@@ -76,9 +76,9 @@ pub(in crate::core) struct FairPosition {
 /// The reason why a waiter leaves without the lock.
 #[derive(Debug, Clone)]
 pub(in crate::core) enum Left {
-    /// Its time is over.
+    /// The time is over.
     TimedOut,
-    /// It was cancelled, or its session ended.
+    /// The wait was cancelled, or its session ended.
     Cancelled,
     /// The agent ends.
     Draining,

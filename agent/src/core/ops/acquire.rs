@@ -127,7 +127,7 @@ impl Core {
         self.leave(*waiter, Left::Failed(sentence));
     }
 
-    /// Handles the case that others hold the lock.
+    /// Handles the case where others hold the lock.
     fn on_refused(
         &mut self,
         attempt: &Attempt,
@@ -250,7 +250,7 @@ impl Core {
         self.locks.sleep(name, self.now + pause);
     }
 
-    /// Handles the case that an attempt was not even sent, because too few replicas are connected.
+    /// Handles the case where an attempt was not even sent, because too few replicas are connected.
     fn on_attempt_not_tried(&mut self, id: OpId, attempt: &Attempt, why: &str) {
         self.ops.set_short_of_replicas(true);
         self.effects.report(Report::Confirmation("not_tried"));

@@ -212,7 +212,7 @@ impl Core {
         self.send_at(soon, Verb::Adopt(Adoption { form, holds }), give_up);
     }
 
-    /// Handles the case that Redis has not replied for longer than a renewed lease. It is asked again about a hold on which
+    /// Handles the case where Redis has not replied for longer than a renewed lease. It is asked again about a hold on which
     /// its worker may still rely: one with a longer fixed lease, or one that an earlier run may have promised for longer.
     /// A lost hold is removed when Redis is back, since a late copy may have renewed it.
     fn on_not_adopted(&mut self, form: RenewalForm, holds: Vec<HoldRecord>) {

@@ -206,7 +206,7 @@ impl Core {
         self.poll_queue(name);
     }
 
-    /// Handles the case that Redis has the successor, with a lease that was set at `sent`. Gives Redis the number of
+    /// Handles the case where Redis has the successor, with a lease that was set at `sent`. Gives Redis the number of
     /// the current hold, or ends the one that ended last. Returns whether that was one of `early.ended`.
     fn follow_up(&mut self, sent: Moment, early: &EarlyHandOver) -> bool {
         let EarlyHandOver { from, to, lease, ended } = early;
@@ -244,7 +244,7 @@ impl Core {
         !ended.is_empty()
     }
 
-    /// Handles the case that Redis no longer had the lock.
+    /// Handles the case where Redis no longer had the lock.
     fn on_early_refused(&mut self, op: &Op, early: &EarlyHandOver, end: End) {
         let forced = early.endings().any(|ending| ending.claimed_forced);
         let end = if forced { End::Forced } else { end };

@@ -170,7 +170,7 @@ impl Core {
         self.ops.set_hand_overs_refused(false);
     }
 
-    /// Handles the case that Redis refused the new holder: the old one is released instead.
+    /// Handles the case where Redis refused the new holder: the old one is released instead.
     fn on_hand_over_refused(&mut self, id: OpId, hand_over: &HandOver, may_have_run: bool) {
         let HandOver { from, to } = hand_over;
         self.clear_attempt(to, id);

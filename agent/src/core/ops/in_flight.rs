@@ -23,13 +23,13 @@ pub struct Confirmed {
 /// The reason why a script has no reply.
 #[derive(Debug, Clone)]
 pub enum Failure {
-    /// It was not sent: no connection.
+    /// The script was not sent: no connection.
     Unsent(String),
-    /// It may have run, or may yet run: a timeout, or the connection broke.
+    /// The script may have run, or may yet run: a timeout, or the connection broke.
     Lost(String),
     /// Redis refused it and changed nothing.
     Refused(String),
-    /// It was not sent, because too few replicas are connected.
+    /// The script was not sent, because too few replicas are connected.
     TooFewReplicas(String),
 }
 

@@ -47,7 +47,7 @@ pub(in crate::core) trait Operation {
         }
     }
 
-    /// Handles the case that the affected lease has expired, so that a retry is useless. The operation is no longer in
+    /// Handles the case where the affected lease has expired, so that a retry is useless. The operation is no longer in
     /// flight.
     fn on_give_up(&mut self, core: &mut Core, _id: OpId) {
         self.on_silence(core);

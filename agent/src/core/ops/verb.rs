@@ -181,7 +181,7 @@ pub(in crate::core) struct HolderLook {
     pub(in crate::core) found: Vec<(HolderId, HolderEntry)>,
 }
 
-/// What a forced release compares with the state in Redis, and what it ends.
+/// The state that a forced release expects in Redis, and the hold that it ends.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Seen {
     /// The lock as the operator saw it.

@@ -9,13 +9,13 @@ use crate::types::End;
 /// An event of a hold that its session is notified of.
 #[derive(Debug, Clone)]
 pub(in crate::core) enum Event {
-    /// Its renewals fail.
+    /// Renewals fail.
     Jeopardy(Validity),
-    /// It is renewed again after that.
+    /// Renewals succeed again.
     Safe,
-    /// It ended without its owner's action.
+    /// The hold ended without its owner's action.
     Lost(End),
-    /// It was renewed.
+    /// The hold was renewed.
     Valid(Validity),
 }
 

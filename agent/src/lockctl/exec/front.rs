@@ -149,7 +149,7 @@ struct Front {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Interrupt {
     None,
-    /// This one.
+    /// This process's group.
     Ours,
     /// The command's alone, which had the terminal.
     Command,

@@ -55,7 +55,7 @@ struct Connection {
     output: AtomicUsize,
     input: AtomicUsize,
     listing: AtomicUsize,
-    /// Their sum.
+    /// The sum of `output`, `input` and `listing`.
     bytes: AtomicUsize,
     /// The bytes of unanswered commands, which are counted apart: to close a connection because of them would end its wait.
     commands: AtomicUsize,
