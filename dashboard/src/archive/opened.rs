@@ -14,7 +14,7 @@ use crate::clock::SteadyMillis;
 use crate::model::RestoredLock;
 use crate::model::types::LockId;
 
-/// What earlier runs have left.
+/// The data of earlier runs.
 #[derive(Debug, Default)]
 pub struct Earlier {
     /// The state of each lock.

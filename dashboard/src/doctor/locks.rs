@@ -20,11 +20,11 @@ const NAMED: usize = 3;
 /// The state of a holder in the holder registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Its agent publishes it, with a description of its process.
+    /// The agent publishes the holder, with a description of its process.
     Published(Option<String>),
-    /// Its agent publishes itself, but not this holder.
+    /// The agent publishes itself, but not this holder.
     Unpublished,
-    /// Its agent published itself within the last day, and does not now.
+    /// The agent published itself within the last day, and does not now.
     AgentGone,
 }
 

@@ -14,7 +14,7 @@ pub enum Queue {
     Confirmed,
     /// Confirmed locks that need some readings in quick succession.
     Close,
-    /// Keys that have not been proved to be locks.
+    /// Keys that have not been proven to be locks.
     Possible,
 }
 

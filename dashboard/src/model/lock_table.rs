@@ -232,7 +232,7 @@ impl LockTable {
         &self.acknowledged
     }
 
-    /// Returns the possible locks, which are not proved to be locks.
+    /// Returns the possible locks, which are not proven to be locks.
     pub(super) fn possible(&self) -> &BTreeSet<LockName> {
         &self.possible
     }

@@ -78,7 +78,7 @@ pub struct Case<'a> {
     pub now: Stamp,
     /// The holders with their hold counts; empty if the lock is free.
     pub holders: &'a [(HolderField, i64)],
-    /// True if it is proved to be a lock.
+    /// True if it is proven to be a lock.
     pub confirmed: bool,
     /// The time to live, or `None` if there is none or the lock is free.
     pub ttl: Option<Duration>,

@@ -275,13 +275,13 @@ impl Record {
         &self.group
     }
 
-    /// Returns whether the key is proved to be a lock.
+    /// Returns whether the key is proven to be a lock.
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.confirmed
     }
 
-    /// Returns whether the lock is held, or proved to be a lock.
+    /// Returns whether the lock is held, or proven to be a lock.
     #[must_use]
     pub fn is_retained(&self) -> bool {
         self.is_held() || self.confirmed
@@ -436,7 +436,7 @@ impl Record {
         self.cold.take_if(|cold| cold.is_empty());
     }
 
-    /// Marks the key as proved to be a lock.
+    /// Marks the key as proven to be a lock.
     pub fn confirm(&mut self) {
         if !self.confirmed {
             self.confirmed = true;

@@ -18,13 +18,13 @@ pub struct ClientView {
     /// The name that it gave itself.
     pub name: Option<String>,
     pub host: Option<Arc<str>>,
-    /// Its process id on that host.
+    /// The process id on that host.
     pub pid: Option<u32>,
-    /// Its user id on that host.
+    /// The user id on that host.
     pub uid: Option<u32>,
-    /// Its process' name on that host.
+    /// The name of the process.
     pub comm: Option<String>,
-    /// Its session with its agent.
+    /// The session at its agent.
     pub session: Option<String>,
     /// The beginning of its hold, by its agent's clock.
     #[serde(serialize_with = "crate::clock::as_wall")]

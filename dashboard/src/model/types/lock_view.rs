@@ -235,7 +235,7 @@ impl Eq for Observed {}
 pub struct LockView {
     pub id: LockId,
     pub state: State,
-    /// True if it is proved to be a lock rather than a hash of the same shape.
+    /// True if it is proven to be a lock rather than a hash of the same shape.
     pub confirmed: bool,
     /// [`Kind::Lock`] is also used for a lock whose kind cannot be distinguished from plain, fenced and red.
     pub kind: Kind,

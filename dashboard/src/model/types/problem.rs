@@ -33,19 +33,19 @@ impl Certainty {
 pub enum ProblemKind {
     /// Owners wait for one another in a cycle.
     Deadlock,
-    /// It will not expire, or not soon, and its holder appears to be gone.
+    /// The lock will not expire, or not soon, and its holder appears to be gone.
     Leaked,
-    /// Its watchdog has missed a renewal.
+    /// The watchdog has missed a renewal.
     RenewalOverdue,
     /// A hold's lease expired although it had been renewed.
     Expired,
-    /// It has been renewed and held for too long.
+    /// The lock has been renewed and held for too long.
     Stuck,
     /// A client has waited for too long.
     Starving,
-    /// Its hash has a field that does not belong there.
+    /// The hash has a field that does not belong there.
     Malformed,
-    /// Its companion keys were left behind.
+    /// Companion keys were left behind.
     Orphan,
 }
 
