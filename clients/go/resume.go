@@ -142,7 +142,7 @@ func (s *session) takeOver(rows []any) {
 		s.settleLater(g)
 	}
 	for _, row := range listed {
-		// It was granted by a LOCK whose reply was lost. If that call goes on, it finds it here; otherwise it is released.
+		// It was granted by a LOCK whose reply was lost. If that call continues, it finds it here; otherwise it is released.
 		s.settleLater(s.granted(row, false))
 	}
 	s.arm()

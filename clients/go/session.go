@@ -197,7 +197,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 				s.refresh()
 			}
 		case code(p.err) == "LOST" && len(known) == 0:
-			// The lock was granted and lost before the agent could report it: the wait goes on.
+			// The lock was granted and lost before the agent could report it: the wait continues.
 		case code(p.err) == "LOST":
 			return nil, &LostError{Name: list(names), Reason: p.err.Error()}
 		case p.err != nil:

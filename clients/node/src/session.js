@@ -159,7 +159,7 @@ export class Session {
             await pause(RETRY_PAUSE, signal);
             await this.#refreshWhileDraining();
           } else if (error.code === "LOST") {
-            // If the owner had no hold, the lock was granted and lost before the agent could report it: the wait goes on.
+            // If the owner had no hold, the lock was granted and lost before the agent could report it: the wait continues.
             if (known.length > 0) throw new LockLostError(described, error.message);
           } else throw fromReply(error);
         }
@@ -474,7 +474,7 @@ export class Session {
       if (grant.held) grant.deadline = deadline(row, sent); // A hold whose deadline has passed stays lost.
       grant.date();
     }
-    // These were granted by a LOCK whose reply was lost. If that call goes on, it finds them here; otherwise they are released.
+    // These were granted by a LOCK whose reply was lost. If that call continues, it finds them here; otherwise they are released.
     for (const row of listed.values()) this.#granted(row, undefined, sent);
     for (const grant of this.#grants.values()) this.#settleLater(grant);
     this.#arm();

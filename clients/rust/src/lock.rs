@@ -99,7 +99,7 @@ impl IntoFuture for LockRequest<Holds> {
 }
 
 /// The future of a [`LockRequest`]. Dropping it withdraws the request; what was granted already is released. Once polled,
-/// it goes on by itself, so that its wait ends at its limit.
+/// it continues by itself, so that its wait ends at its limit.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are awaited"]
 pub struct Locking<H: 'static>(Detached<H>);

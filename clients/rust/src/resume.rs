@@ -171,7 +171,7 @@ impl Session {
             self.settle_later(grant);
         }
         for row in listed.into_values() {
-            // Granted by a LOCK whose reply was lost. If that call goes on, it finds it here; otherwise it is released.
+            // Granted by a LOCK whose reply was lost. If that call continues, it finds it here; otherwise it is released.
             self.settle_later(self.granted(row, false));
         }
         self.arm();

@@ -162,7 +162,7 @@ class Session:
                     if error.code == "LOST":
                         if known:
                             raise LockLost(described, str(error)) from None
-                        continue  # The lock was granted and lost before the agent could report it: the wait goes on.
+                        continue  # The lock was granted and lost before the agent could report it: the wait continues.
                     raise from_reply(str(error)) from None
                 if self._closing:
                     raise Unavailable(CLOSED)
@@ -504,7 +504,7 @@ class Session:
                 grant.count = row["holds"]
                 grant.deadline, grant.dated = _deadline(row), boot()
         for row in listed.values():
-            # It was granted by a LOCK whose reply was lost. If that call goes on, it finds it here; otherwise it is released.
+            # It was granted by a LOCK whose reply was lost. If that call continues, it finds it here; otherwise it is released.
             self._granted(row, row["kind"], None)
         for grant in self.grants.values():
             if grant.count > grant.handles:

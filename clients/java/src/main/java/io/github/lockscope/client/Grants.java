@@ -140,7 +140,7 @@ final class Grants {
             grant.setCount(Fields.number(fields.get("holds")));
             grant.resume(deadline(fields, sent));
         }
-        // These were granted by a command whose reply was lost. If that call goes on, it finds them here; otherwise they
+        // These were granted by a command whose reply was lost. If that call continues, it finds them here; otherwise they
         // are released.
         listed.values().forEach(fields -> granted(fields, false, sent));
     }

@@ -236,7 +236,7 @@ final class Session {
                 }
                 case "LOST" -> {
                     // If the owner had no hold, the lock was granted and lost before the agent could report it: the
-                    // wait goes on.
+                    // wait continues.
                     if (reentry) {
                         throw new LockLostException(request.toString(), failure.getMessage());
                     }
