@@ -220,7 +220,7 @@ Lockscope.stream = (() => {
     body.classList.toggle("cut-off", !lossBox.hidden);
     if (lossBox.hidden) return;
     const reason = updated
-      ? "The dashboard has been updated. Load this page again to go on."
+      ? "The dashboard has been updated. Reload this page to continue."
       : unsent
         ? "Nothing was sent: the proxy asks for a login, so load this page again."
         : refusal

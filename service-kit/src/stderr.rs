@@ -1,4 +1,4 @@
-//! Standard error, for programs that must go on if nobody reads it.
+//! Standard error, for programs that must continue if nobody reads it.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;

@@ -228,7 +228,7 @@ async fn a_lock_is_released_by_hand() -> Result<()> {
         .replace("1 LOCK HOLDER", &format!("1 orders:1 {}", service.holder));
     assert_eq!(first_line(&script).await?, "released");
     let granted = waiter.reply().await?.ok()?;
-    assert_ne!(granted.field("holder")?.text(), service.holder, "it went on at once");
+    assert_ne!(granted.field("holder")?.text(), service.holder, "it continued at once");
     assert_eq!(first_line(&script).await?, "not the holder any more, nothing done");
     assert_eq!(direct.call("EXISTS orders:1").await?, Reply::Int(1), "the next one is not hit");
 

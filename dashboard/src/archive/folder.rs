@@ -180,7 +180,7 @@ mod tests {
         add_row(&removed);
         fs::remove_file(folder.file()).unwrap();
         assert!(folder.restore(&removed).unwrap().is_copy);
-        // The writer could not begin to use it, and goes on in the removed file.
+        // The writer could not begin to use it, and continues in the removed file.
         assert!(!folder.has_file().unwrap());
         add_row(&removed);
         let restored = folder.restore(&removed).unwrap();

@@ -138,7 +138,7 @@ fn denied(
     page_or_json(is_for_browser(request), ApiError::new(StatusCode::FORBIDDEN, why))
 }
 
-/// Middleware that answers within [`ANSWER_WITHIN`]. A change that takes longer goes on if its handler has handed it to
+/// Middleware that answers within [`ANSWER_WITHIN`]. A change that takes longer continues if its handler has handed it to
 /// another task.
 pub async fn answer_in_time(request: Request, next: Next) -> Response {
     let (for_browser, is_read) = (is_for_browser(&request), is_read(&request));

@@ -299,7 +299,7 @@ impl Model {
         })
     }
 
-    /// Returns whether a wait that only MONITOR has shown may go on: MONITOR has paused since, and the same hold still has
+    /// Returns whether a wait that only MONITOR has shown may continue: MONITOR has paused since, and the same hold still has
     /// waiters.
     fn may_last_unseen(&self, wait: &Wait) -> bool {
         let scope = &self.scopes[wait.lock.0];

@@ -271,7 +271,7 @@ impl Keyspace {
                 },
                 |flags| Notifications::from_flags(&flags),
             )),
-            // Managed services have no CONFIG, and may send notifications all the same.
+            // Managed services have no CONFIG, and may send notifications anyway.
             Err(CallError::Refused(refused)) if refused.is_unknown_command() => {
                 self.unoffered = Some("the server does not offer CONFIG GET".to_owned());
                 Ok(Notifications::ANY)

@@ -258,7 +258,7 @@ mod tests {
             traces.start(&id(&i.to_string()), at(i as u64)).unwrap();
         }
         assert_eq!(traces.start(&id("more"), at(9)), Err(Full));
-        assert!(traces.start(&id("0"), at(9)).is_ok(), "one that is running goes on");
+        assert!(traces.start(&id("0"), at(9)).is_ok(), "one that is running continues");
         // The trace that ended first makes room.
         assert!(traces.start(&id("more"), at(62)).is_ok());
         assert_eq!(traces.get(&id("1")), None);

@@ -348,7 +348,7 @@ async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
     let page = dashboard.get(&path).await;
     assert!(page.status == 200 && seen_in(&page.body).is_none(), "nothing to act on: {page:?}");
     server.thaw();
-    // The release had been sent, so it runs once the server goes on: the lock is still as it was seen.
+    // The release had been sent, so it runs once the server continues: the lock is still as it was seen.
     dashboard.lock_when("a", |lock| lock["state"] == "free").await;
     let lock = dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "forced").await;
     assert!(lock["events"].to_string().contains("the outcome is unknown"), "{lock:#}");

@@ -109,7 +109,7 @@ impl Dashboard {
         (cookie.to_owned(), rest.split('"').next().unwrap().to_owned())
     }
 
-    /// Logs in with a token, like a browser that then goes on to a page.
+    /// Logs in with a token, like a browser that then opens a page.
     pub(crate) async fn log_in(&self, token: &str, next: &str) -> Answer {
         let (cookie, csrf) = self.login_form().await;
         let [token, next] = [token, next].map(|text| encoded(text.as_bytes()));
@@ -346,7 +346,7 @@ impl Events {
     pub(crate) async fn when(&mut self, mut wished: impl FnMut(&Event) -> bool) -> Event {
         let wait = async {
             loop {
-                let event = self.next().await.expect("the stream goes on");
+                let event = self.next().await.expect("the stream continues");
                 if wished(&event) {
                     return event;
                 }

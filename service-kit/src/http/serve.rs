@@ -47,7 +47,7 @@ const ACCEPT_PAUSES: RangeInclusive<Duration> = Duration::from_millis(100)..=Dur
 pub struct Limits {
     /// The number of concurrent connections whose requests are answered. When they are taken, those without a request in
     /// progress are closed, and the others after their response. Further requests wait, and are refused with 503 after
-    /// [`Self::head_timeout`]; `/healthz` and `/readyz` are answered all the same. Of the connections that have not sent a
+    /// [`Self::head_timeout`]; `/healthz` and `/readyz` are answered anyway. Of the connections that have not sent a
     /// request, the oldest of an address give way to its new ones.
     pub connections: usize,
     /// The limit for receiving a request head. Idle connections are closed after it too.

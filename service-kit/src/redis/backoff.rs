@@ -77,6 +77,6 @@ mod tests {
         let pause = backoff.after_failure(true);
         assert!(pause <= PATIENT_FIRST, "{pause:?}");
         let pause = backoff.after_failure(false);
-        assert!(pause >= LONGEST / 2, "the outage may go on: {pause:?}");
+        assert!(pause >= LONGEST / 2, "the outage may continue: {pause:?}");
     }
 }

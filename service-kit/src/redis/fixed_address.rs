@@ -208,7 +208,7 @@ mod tests {
         let new = address.enter(&server("b", Role::Master));
         assert_eq!(leave([&old[0], &old[1], &new]), [true, true, false]);
         assert!(!address.is_in_doubt(&[]));
-        // One that reaches the old master all the same leaves it after the next probe.
+        // One that reaches the old master anyway leaves it after the next probe.
         let late = address.enter(&server("a", Role::Replica));
         assert!(address.is_in_doubt(&[]) && leave([&late]) == [false]);
         address.probed(&server("b", Role::Master), &[]);

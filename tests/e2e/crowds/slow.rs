@@ -24,7 +24,7 @@ async fn a_client_that_does_not_read_uses_bounded_memory_and_delays_no_other() -
         let asked = crowd.figure("lockscope_agent_commands_total", &[("command", "locks")]).await?;
         worker.call("PING").await?.ok()?;
         let more = crowd.figure("lockscope_agent_commands_total", &[("command", "locks")]).await?;
-        ensure!(asked > 0.0 && more == asked, "{more} pages and going on");
+        ensure!(asked > 0.0 && more == asked, "{more} pages, and counting");
         Ok(())
     })
     .await;

@@ -183,7 +183,7 @@ async fn cancelled_before(stage: &mut Stage, waiting: Sent, slow: Sent) -> Resul
     // A cancellation of a call that has not begun does nothing.
     eventually("the call to end", async || {
         stage.driver.cancel(waiting).await?;
-        ensure!(stage.driver.has_answered(waiting), "it goes on");
+        ensure!(stage.driver.has_answered(waiting), "it continues");
         Ok(())
     })
     .await;

@@ -151,7 +151,7 @@ async fn a_stopped_command_keeps_its_lock() -> Result<()> {
     assert!(!desk.bench.is_free("a").await?);
     run.0.terminate()?;
     let (code, said) = run.end().await?;
-    assert_eq!(code, 143, "a stopped process goes on so that it can end: {said}");
+    assert_eq!(code, 143, "a stopped process continues so that it can end: {said}");
     Ok(())
 }
 

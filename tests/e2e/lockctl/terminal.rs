@@ -122,7 +122,7 @@ async fn ctrl_z_returns_to_the_shell_and_fg_resumes() -> Result<()> {
     terminal.types("fg")?;
     // Once the command continues, it is in the foreground and reads the typed text.
     let shell = desk.pid("shell").await?;
-    eventually("the command to go on in the foreground", async || {
+    eventually("the command to continue in the foreground", async || {
         let stat = std::fs::read_to_string(format!("/proc/{shell}/stat"))?;
         let fields: Vec<&str> = stat.rsplit(") ").next().context("no stat")?.split(' ').collect();
         anyhow::ensure!(fields[0] != "T" && fields[2] == fields[5], "{stat}");

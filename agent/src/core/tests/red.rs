@@ -75,7 +75,7 @@ fn an_attempt_counts_the_answers_that_arrived_while_the_agent_was_held_up() {
     assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
-    // If the servers are stopped too, the attempt ends all the same.
+    // If the servers are stopped too, the attempt ends anyway.
     (0..3).for_each(|node| world.freeze(node, ms(1_000_000)));
     world.command(0, a, red_lock("x", NOW, None));
     world.stall(0, 100_000);

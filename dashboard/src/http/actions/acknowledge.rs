@@ -175,7 +175,7 @@ pub(super) async fn acknowledge_all(
     let new = Arc::new(acknowledgement(request, visitor)?);
     let mut changes = app.hub.changes();
     let (state, visitor) = (app.clone(), visitor.clone());
-    // It goes on if the request is given up.
+    // It continues if the request is given up.
     let recorded = tokio::spawn(async move {
         let mut done = Vec::new();
         for id in ids {

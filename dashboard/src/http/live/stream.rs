@@ -170,7 +170,7 @@ impl Changes {
     fn part(&mut self, mut unsent: Unsent) -> Event {
         let Unsent { snapshot, walk, locks, sent } = &mut unsent;
         if locks.len() < CHUNK {
-            // A walk goes on from the beginning after the last lock, so it must not be asked for more than are left.
+            // A walk continues from the beginning after the last lock, so it must not be asked for more than are left.
             let most = CHUNK.min(snapshot.len() - *sent - locks.len());
             locks.extend(snapshot.visit(walk, most).flatten().cloned());
         }

@@ -80,7 +80,7 @@ impl Record {
     }
 
     /// Returns whether a known hold is missing from this hash. A reader that leaves other readers sends no message, nor
-    /// does a thread that writes no longer and goes on reading, so these do not count.
+    /// does a thread that writes no longer and continues to read, so these do not count.
     fn lacks_hold(&self, hash: Option<&LockHash>) -> bool {
         let Some(hash) = hash else { return self.is_held() };
         let shown = holders(hash);

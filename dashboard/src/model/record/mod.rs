@@ -388,7 +388,7 @@ impl Record {
         })
     }
 
-    /// Returns whether the hold that a known wait is for goes on, and still has waiters.
+    /// Returns whether the hold that a known wait is for continues, and still has waiters.
     #[must_use]
     pub fn still_blocks(&self, wait: &Wait) -> bool {
         let same = |hold: &Hold| (hold.id, hold.from) == (wait.holder, wait.held_from);
@@ -615,7 +615,7 @@ impl Record {
     }
 
     /// Returns whether a reading may apply: it is newer than all others, and than the changes that events have shown. A lock
-    /// that changes more often than it can be read is read all the same, now and then.
+    /// that changes more often than it can be read is read anyway, now and then.
     fn is_newer(&self, stamp: Stamp) -> bool {
         let changed = self.releases.as_ref().and_then(|releases| releases.changed);
         let is_due = |last: Stamp| stamp.received.since(last.received) > LONGEST_UNREAD;

@@ -55,7 +55,7 @@ impl Releases {
 
 impl Record {
     /// Applies a release, from a message or from MONITOR: all holds that began before it have ended. An agent also announces
-    /// the release of the write side by an owner that goes on reading.
+    /// the release of the write side by an owner that continues to read.
     pub fn released(&mut self, at: Time, source: Source, ended: Ending, effects: &mut Vec<Effect>) {
         self.add_source(source);
         self.confirm();
@@ -72,7 +72,7 @@ impl Record {
             return self.released_before(stamp, at, source, effects);
         }
         let known: Vec<Hold> = if self.is_released() { Vec::new() } else { self.holds.clone() };
-        // The next reading shows which of them go on.
+        // The next reading shows which of them continue.
         let may_go_on = |hold: &Hold| {
             let reads_for = |writer: &Hold| hold.id.is_read_side_of(&writer.id);
             ended == Ending::Released && hold.id.looks_like_agent() && known.iter().any(reads_for)

@@ -222,7 +222,7 @@ fn a_deadlock_lasts_while_one_of_its_locks_cannot_be_read() {
         read_in(&mut model, MAIN, "a", ms, contended(1, &[2]));
         model.tick(at(ms + 500));
         let found = deadlocked(&mut model, MAIN, "a");
-        assert_eq!(found, Some(Certainty::Suspected), "nothing shows whether it goes on");
+        assert_eq!(found, Some(Certainty::Suspected), "nothing shows whether it continues");
     }
     // Once the waiter has left, there is no deadlock, whatever the other server says.
     for ms in [5_000, 15_000] {
