@@ -1,4 +1,4 @@
-//! Tests of the sources themselves: the imports between modules, and the words of comments.
+//! Tests of the sources themselves: the imports between modules, and the words of comments, messages and documents.
 
 mod floor_plan;
 mod graph;
@@ -15,14 +15,19 @@ fn project() -> &'static Path {
 
 /// Returns all Rust files below a folder of the project.
 fn rust_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
+    files(folder, "rs")
+}
+
+/// Returns all files below a folder whose names end with an extension.
+fn files(folder: &Path, extension: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() && !path.ends_with("target") {
-            files.extend(rust_files(&path)?);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
+            found.extend(files(&path, extension)?);
+        } else if path.extension().is_some_and(|end| end == extension) {
+            found.push(path);
         }
     }
-    Ok(files)
+    Ok(found)
 }

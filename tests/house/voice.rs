@@ -1,12 +1,12 @@
-//! Tests of the words of comments: plain statements in the terms of the field.
+//! Tests of the words of comments, messages and documents: plain statements in the terms of the field.
 
 use std::path::Path;
 
 use anyhow::Result;
 
-use super::{project, rust_files};
+use super::{files, project, rust_files};
 
-/// Openings that make a comment a riddle: `/// Which.`
+/// Openings of comments that ask instead of stating: `/// Which.`
 const QUESTIONS: [&str; 9] =
     ["What", "Who", "Whose", "Which", "Whether", "When", "Where", "How", "Until when"];
 
@@ -14,7 +14,8 @@ const QUESTIONS: [&str; 9] =
 const ALLOWED: usize = 4;
 
 /// Words that confuse outside readers, with a plain one for each.
-const DIALECT: [(&str, &str); 8] = [
+const DIALECT: [(&str, &str); 14] = [
+    ("all the same", "anyway"),
     ("anew", "again"),
     ("to be had", "available"),
     ("none where", "`None` if"),
@@ -23,14 +24,22 @@ const DIALECT: [(&str, &str); 8] = [
     ("of itself", "itself"),
     ("is no good", "is invalid"),
     ("parted by", "separated by"),
+    ("goes on", "continues"),
+    ("expected such as", "expected for example"),
+    ("explicit lease", "fixed lease"),
+    ("the case that", "the case where"),
+    ("somebody", "someone"),
 ];
 
-/// Returns the comments of a file, without slashes.
-fn comments(text: &str) -> impl Iterator<Item = &str> {
-    text.lines()
-        .filter_map(|line| line.trim_start().strip_prefix("//"))
-        .map(|comment| comment.trim_start_matches(['/', '!']).trim_start())
-}
+/// The folders whose texts people read, each with the extension of its files.
+const READ: [(&str, &str); 6] = [
+    ("redisson/src", "rs"),
+    ("service-kit/src", "rs"),
+    ("agent/src", "rs"),
+    ("dashboard/src", "rs"),
+    ("templates", "html"),
+    ("docs", "md"),
+];
 
 /// Returns the first lines of doc comments.
 fn openings(text: &str) -> impl Iterator<Item = &str> {
@@ -76,20 +85,22 @@ fn doc_comments_state_rather_than_ask() -> Result<()> {
 }
 
 #[test]
-fn comments_are_in_plain_words() -> Result<()> {
+fn comments_messages_and_documents_are_in_plain_words() -> Result<()> {
     let mut found = Vec::new();
-    for folder in ["redisson/src", "service-kit/src", "agent/src", "dashboard/src"] {
-        for file in rust_files(&project().join(folder))? {
+    for (folder, extension) in READ {
+        for file in files(&project().join(folder), extension)? {
             let text = std::fs::read_to_string(&file)?;
             for (words, plain) in DIALECT {
-                let has = |comment: &&str| contains(comment, words);
-                found.extend(comments(&text).filter(has).map(|comment| {
-                    format!("{}: \"{words}\" (say \"{plain}\"): {comment}", name(&file))
-                }));
+                let has = |line: &&str| contains(line, words);
+                found.extend(
+                    text.lines().filter(has).map(|line| {
+                        format!("{}: \"{words}\" (say \"{plain}\"): {line}", name(&file))
+                    }),
+                );
             }
         }
     }
-    assert!(found.is_empty(), "{} comments:\n{}", found.len(), found.join("\n"));
+    assert!(found.is_empty(), "{} lines:\n{}", found.len(), found.join("\n"));
     Ok(())
 }
 

@@ -73,9 +73,9 @@ fn an_acquisition_that_monitor_shows_is_an_event_of_that_instant() {
 #[test]
 fn the_longest_leases_are_listed_last_by_time_to_live() {
     let mut model = model();
-    read(&mut model, "for ever", 1_000, held(1, 1, Some(1 << 62)));
+    read(&mut model, "forever", 1_000, held(1, 1, Some(1 << 62)));
     read(&mut model, "short", 1_000, held(1, 1, Some(30_000)));
-    shown(&mut model, "for ever");
+    shown(&mut model, "forever");
     let page = |filter: &str, order: Order, cursor: Option<&str>| {
         let filter = (filter, Filter::parse(filter).unwrap());
         let query = Query::<LockRow>::new(filter, ("ttl", order), cursor, 1).unwrap();
@@ -83,12 +83,12 @@ fn the_longest_leases_are_listed_last_by_time_to_live() {
     };
     let name = |rows: &Rows<LockRow>| rows.rows[0].id.name.to_string();
     for (order, names) in
-        [(Order::Ascending, ["short", "for ever"]), (Order::Descending, ["for ever", "short"])]
+        [(Order::Ascending, ["short", "forever"]), (Order::Descending, ["forever", "short"])]
     {
         let first = page("", order, None);
         let second = page("", order, first.next.as_deref());
         assert_eq!([name(&first), name(&second)], names);
-        assert_eq!(name(&page("ttl:>1h", order, None)), "for ever");
+        assert_eq!(name(&page("ttl:>1h", order, None)), "forever");
     }
 }
 
