@@ -211,7 +211,7 @@ public class Worker {
             while (held(name) > wanted) {
                 set(name, wanted); // from here on a loss of the lock does not matter
                 try {
-                    call("UNLOCK", name, "IN", name());
+                    set(name, (Long) call("UNLOCK", name, "IN", name()));
                 } catch (Resumed resumed) {
                     // The holds have been updated.
                 }

@@ -219,8 +219,10 @@ func (s *session) lock(name string, wait time.Duration) bool {
 func (s *session) unlock(name string) {
 	for wanted := s.held(name) - 1; s.held(name) > wanted; {
 		s.set(name, wanted) // from here on a loss of the lock does not matter
-		if _, err := s.call("UNLOCK", name, "IN", s.name()); !errors.Is(err, errResumed) {
+		reply, err := s.call("UNLOCK", name, "IN", s.name())
+		if !errors.Is(err, errResumed) {
 			must(err)
+			s.set(name, reply.(int64))
 		}
 	}
 }

@@ -126,7 +126,7 @@ class Session:
             # From here on a loss of the lock does not matter.
             self.holds[name] = wanted
             try:
-                self.call("UNLOCK", name, "IN", self.ticket[0])
+                self.holds[name] = self.call("UNLOCK", name, "IN", self.ticket[0])
             except Resumed:
                 continue
 

@@ -106,7 +106,7 @@ impl Session {
         let deadline = Instant::now() + Duration::from_millis(GRACE);
         loop {
             match self.resume().await {
-                Ok(reply) => return self.go_on(&reply),
+                Ok(holds) => return self.go_on(&holds),
                 Err(error) if error.code() == Some("GONE") => {
                     if self.holds.values().any(|count| *count > 0) {
                         return Err(lost("the session has ended"));
@@ -124,8 +124,8 @@ impl Session {
         }
     }
 
-    /// Connects and returns the agent's reply to RESUME or SESSION.
-    async fn resume(&mut self) -> Result<Map, RedisError> {
+    /// Connects and returns the session's holds.
+    async fn resume(&mut self) -> Result<Vec<Map>, RedisError> {
         let client = redis::Client::open(format!("redis+unix://{}?protocol=resp3", self.socket))?;
         let (sender, pushes) = mpsc::channel(PUSHES);
         // No timeout: a LOCK may wait for long.
@@ -153,8 +153,10 @@ impl Session {
         self.ticket = Some(ticket);
         // Pushes belong to the connection, not to the session.
         redis::cmd("SESSION").arg("PUSH").arg("on").query_async::<Value>(&mut connection).await?;
+        // A loss before PUSH on is not pushed, so the list in the reply to RESUME is too old.
+        let holds = redis::cmd("HOLDS").query_async(&mut connection).await?;
         (self.pushes, self.connection) = (pushes, Some(connection));
-        Ok(reply)
+        Ok(holds)
     }
 
     /// Stores the ticket in a file that only this user can read.
@@ -167,14 +169,9 @@ impl Session {
     }
 
     /// Adopts the reported holds.
-    fn go_on(&mut self, reply: &Map) -> Result<(), Failed> {
-        let mut now = HashMap::new();
-        if let Some(Value::Array(rows)) = reply.get("holds") {
-            for row in rows {
-                let row = Map::from_redis_value_ref(row)?;
-                now.insert(text(row.get("lock")), count(row.get("holds")));
-            }
-        }
+    fn go_on(&mut self, holds: &[Map]) -> Result<(), Failed> {
+        let row = |row: &Map| (text(row.get("lock")), count(row.get("holds")));
+        let now: HashMap<_, _> = holds.iter().map(row).collect();
         if self.holds.iter().any(|(name, count)| *count > 0 && !now.contains_key(name)) {
             return Err(lost("it was not there any more"));
         }

@@ -297,6 +297,59 @@ async fn a_session_that_ends_after_the_release_is_no_loss(program: &Program) -> 
     worker.finish().await
 }
 
+/// Its last release is called while its connection is being replaced.
+async fn a_release_during_a_resumption_releases_once(program: &Program) -> Result<()> {
+    if !program.resumes {
+        return Ok(());
+    }
+    let stage = Stage::new("2m").await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    let mut worker = Running::start(program, stage.place.path(), &relay.socket())?;
+    worker.says(&format!("working on {LOCK}")).await?;
+    relay.refuse(true);
+    relay.cut();
+    let made = relay.made();
+    eventually("attempts to connect", async || {
+        ensure!(relay.made() > made, "none");
+        Ok(())
+    })
+    .await;
+    worker.orders = None;
+    // They come each tenth of a second: meanwhile the worker finds the end of its input.
+    eventually("more attempts", async || {
+        ensure!(relay.made() >= made + 20, "{} of {made}", relay.made());
+        Ok(())
+    })
+    .await;
+    relay.refuse(false);
+    worker.says("resumed").await?;
+    worker.finish().await
+}
+
+async fn a_loss_during_a_resumption_is_noticed(program: &Program) -> Result<()> {
+    if !program.resumes {
+        return Ok(());
+    }
+    let stage = Stage::new("2m").await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    let mut worker = Running::start(program, stage.place.path(), &relay.socket())?;
+    worker.says(&format!("working on {LOCK}")).await?;
+    // Only the reply to RESUME has this word. The worker does not ask for pushes before it has read it.
+    relay.hold_back("grace_ms");
+    relay.cut();
+    eventually("the reply to RESUME", async || {
+        ensure!(relay.holds_back(), "none");
+        Ok(())
+    })
+    .await;
+    stage.agent.client().await?.call(&format!("FORCE {LOCK}")).await?.ok()?;
+    relay.let_pass();
+    worker.says("resumed").await?;
+    let status = worker.process.end().await;
+    ensure!(status.code() == Some(76), "{status}: {}", worker.process.log());
+    Ok(())
+}
+
 macro_rules! recipes {
     ($($module:ident $program:expr;)*) => {$(
         mod $module {
@@ -320,6 +373,16 @@ macro_rules! recipes {
             #[tokio::test]
             async fn a_session_that_ends_after_the_release_is_no_loss() -> Result<()> {
                 super::a_session_that_ends_after_the_release_is_no_loss(&$program).await
+            }
+
+            #[tokio::test]
+            async fn a_release_during_a_resumption_releases_once() -> Result<()> {
+                super::a_release_during_a_resumption_releases_once(&$program).await
+            }
+
+            #[tokio::test]
+            async fn a_loss_during_a_resumption_is_noticed() -> Result<()> {
+                super::a_loss_during_a_resumption_is_noticed(&$program).await
             }
         }
     )*};
