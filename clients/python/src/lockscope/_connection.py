@@ -236,3 +236,12 @@ class Connection(asyncio.Protocol):
         self.closed = True
         if self.socket is not None:
             self.socket.close()
+
+
+async def one_call(path: str, *words: Word) -> Any:
+    """Run one command on a separate connection."""
+    connection = await Connection.open(path, lambda _: None, lambda _: None)
+    try:
+        return await connection.call(*words, limit=REPLY_LIMIT)
+    finally:
+        connection.abort()

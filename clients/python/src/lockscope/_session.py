@@ -10,9 +10,10 @@ import math
 from typing import Any, Callable, Coroutine, Dict, Iterator, List, Optional, Tuple
 
 from ._clock import boot
-from ._connection import REPLY_LIMIT, Connection, ErrorReply, Push, Word
+from ._connection import REPLY_LIMIT, Connection, ErrorReply, Push, Word, one_call
 from ._errors import Disconnected, LockLost, LockTimeout, LockscopeError, Unavailable, from_reply
 from ._grant import Grant
+from ._words import lock_words, ms, session_words
 
 #: The longest wait, in seconds, that the agent limits: a year.
 LONGEST_WAIT = 365 * 24 * 60 * 60.0
@@ -30,8 +31,6 @@ SHORTEST_PAUSE = 0.05
 #: The time for which a close waits for the agent.
 CLOSE_LIMIT = 1.0
 CLOSED = "this Agent is closed"
-#: The options of a session. Its grace ends with this process, since nothing else knows its secret.
-_OPTIONS = ("PUSH", "on", "PROCESS", "on")
 
 Key = Tuple[str, str]
 
@@ -135,7 +134,7 @@ class Session:
                 left = None if end is None else max(0.0, end - boot())
                 self._unclaimed.clear()  # They tell of earlier grants.
                 sent = boot()
-                reply = connection.send(*_lock_words(names, several, kind, left, lease, self._id))
+                reply = connection.send(*lock_words(names, several, kind, left, lease, self._id))
                 try:
                     limit = None if left is None else left + ANSWER_MARGIN
                     self._waiting = True
@@ -238,7 +237,7 @@ class Session:
 
     async def extend(self, grant: Grant, lease: Optional[float]) -> None:
         """Set a fixed lease from now, or return the hold to the watchdog, even when cancelled."""
-        if lease is not None and _ms(lease) == 0:  # The agent would understand it as a return to renewal.
+        if lease is not None and ms(lease) == 0:  # The agent would understand it as a return to renewal.
             raise from_reply("LIMIT a lease must be at least 0.1 s")
         if not self.usable():
             raise LockLost(grant.name, grant.reason or "")
@@ -251,7 +250,7 @@ class Session:
             grant.latest = sent + (lease or grant.watched)
             grant.deadline = min(before, grant.latest)
             try:
-                valid = await self._call("EXTEND", grant.name, _ms(lease or 0), "KIND", grant.kind, "IN", self._id or "")
+                valid = await self._call("EXTEND", grant.name, ms(lease or 0), "KIND", grant.kind, "IN", self._id or "")
             except Disconnected as error:
                 raise Unavailable(f"could not extend {grant.name}: {error}") from None
             except ErrorReply as error:
@@ -457,19 +456,19 @@ class Session:
             sent = boot()
             if self._id is None:
                 try:
-                    ticket = await connection.call(*self._session_words(), limit=limit())
+                    ticket = await connection.call(*session_words(self._grace), limit=limit())
                     self._given = self._grace
                 except ErrorReply as error:
                     if error.code != "UNAVAILABLE" or not self._grace:
                         raise
                     # An agent without a journal grants locks but no grace.
-                    ticket = await connection.call("SESSION", *_OPTIONS, limit=limit())
+                    ticket = await connection.call(*session_words(0), limit=limit())
                     self._given = 0.0
             else:
                 ticket = await connection.call("RESUME", self._id, self._secret, limit=limit())
                 self._secret = ticket["secret"]  # The next command voids the old secret.
                 self._warn(False)  # After it, the agent reports the holds that are at risk.
-                await connection.call("SESSION", *_OPTIONS, limit=limit())
+                await connection.call(*session_words(0), limit=limit())
                 # A loss before PUSH on is never reported.
                 ticket["holds"] = await connection.call("HOLDS", limit=limit())
             if connection.refusal is not None:
@@ -489,9 +488,6 @@ class Session:
         self._id, self._secret = ticket["id"], ticket["secret"]
         self._connection, self._proven, self._uncertain = connection, sent, False
         self._take_over(ticket.get("holds", []))
-
-    def _session_words(self) -> Tuple[Word, ...]:
-        return ("SESSION", "GRACE", _ms(self._grace), *_OPTIONS) if self._grace else ("SESSION", *_OPTIONS)
 
     def _take_over(self, rows: List[Dict[str, Any]]) -> None:
         """Compare the grants with the agent's list of this session's holds."""
@@ -661,36 +657,6 @@ class Session:
         return task
 
 
-async def one_call(path: str, *words: Word) -> Any:
-    """Run one command on a separate connection."""
-    connection = await Connection.open(path, lambda _: None, lambda _: None)
-    try:
-        return await connection.call(*words, limit=REPLY_LIMIT)
-    finally:
-        connection.abort()
-
-
 def _deadline(row: Dict[str, Any]) -> float:
     """Return the seconds of the boot clock until which the agent guarantees a hold."""
     return float(row["valid_until_ns"]) / 1e9
-
-
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000)
-
-
-def _lock_words(
-    names: List[str],
-    several: bool,
-    kind: str,
-    wait: Optional[float],
-    lease: Optional[float],
-    session: Optional[str],
-) -> Tuple[Word, ...]:
-    words: List[Word] = ["MLOCK", len(names), *names] if several else ["LOCK", *names]
-    words += ["KIND", kind]
-    if wait is not None:
-        words += ["WAIT", _ms(wait)]
-    if lease is not None:
-        words += ["LEASE", _ms(lease)]
-    return (*words, "IN", session or "")
