@@ -216,13 +216,13 @@ func (a *Agent) onIdle(s *session) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s.mu.Lock()
-	idle := s.idleLocked()
+	idle, graced := s.idleLocked(), s.gracedLocked()
 	s.mu.Unlock()
 	if !idle || s.owner == nil {
 		return
 	}
 	s.owner = nil
-	if len(a.spare) < spareSessions && !a.closed {
+	if len(a.spare) < spareSessions && graced && !a.closed {
 		a.spare = append(a.spare, s)
 		return
 	}

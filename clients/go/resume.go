@@ -72,7 +72,7 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 		}
 	} else {
 		given := s.grace
-		reply, err = conn.call("SESSION", "GRACE", s.grace.Milliseconds(), "PUSH", "on", "PROCESS", "on")
+		reply, err = conn.call(s.gracedSession()...)
 		if code(err) == "UNAVAILABLE" {
 			// An agent without a journal grants locks but no grace.
 			given = 0
@@ -108,6 +108,25 @@ func (s *session) open(ctx context.Context, end time.Duration) error {
 		s.onClose(conn)
 	}
 	return nil
+}
+
+func (s *session) gracedSession() []any {
+	return []any{"SESSION", "GRACE", s.grace.Milliseconds(), "PUSH", "on", "PROCESS", "on"}
+}
+
+// requestGrace requests the grace that the agent could not give before.
+func (s *session) requestGrace() {
+	s.mu.Lock()
+	graced := s.gracedLocked()
+	s.mu.Unlock()
+	if graced {
+		return
+	}
+	if _, err := s.call(s.gracedSession()...); err == nil {
+		s.mu.Lock()
+		s.given = s.grace
+		s.mu.Unlock()
+	}
 }
 
 // remember notes the id and the secret with which the session can be resumed.

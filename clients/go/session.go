@@ -78,6 +78,9 @@ func (s *session) leave() {
 
 func (s *session) idleLocked() bool { return s.users == 0 && !s.holdsLocked() }
 
+// gracedLocked reports whether the agent gives this session the grace that it wants.
+func (s *session) gracedLocked() bool { return s.given == s.grace }
+
 // holdsLocked reports whether the agent may have holds of this session.
 func (s *session) holdsLocked() bool { return len(s.grants) > 0 || s.uncertain }
 
@@ -578,7 +581,7 @@ func (s *session) call(words ...any) (any, error) {
 	if conn == nil {
 		return nil, errDisconnected
 	}
-	if words[0] != "HOLDS" {
+	if words[0] != "HOLDS" && words[0] != "SESSION" {
 		words = append(words, "IN", id)
 	}
 	sent := boot()
@@ -592,7 +595,7 @@ func (s *session) call(words ...any) (any, error) {
 }
 
 // arm sets the timer for the next deadline, or for the next reading of renewed ones. The reading also proves that the
-// agent has the session, from which its grace would count.
+// agent has the session, from which its grace would count, or requests a grace that the agent could not give before.
 func (s *session) arm() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -602,8 +605,8 @@ func (s *session) arm() {
 		if renewed {
 			left /= refreshDivisor
 		}
-		if s.given > 0 {
-			left = min(left, s.given/refreshDivisor)
+		if s.grace > 0 {
+			left = min(left, s.grace/refreshDivisor)
 		}
 		g.mu.Lock()
 		if g.lost == nil {
@@ -630,6 +633,7 @@ func (s *session) tend() {
 		case s.turn <- struct{}{}:
 			s.enter()
 			s.refresh()
+			s.requestGrace()
 			<-s.turn
 			s.leave()
 		default: // The owner waits for another lock, and replies keep their order.

@@ -262,7 +262,7 @@ export class Agent {
 
   #onIdle(session) {
     session.owner = null;
-    if (this.#spare.length < SPARE_SESSIONS && !this.#closed) {
+    if (this.#spare.length < SPARE_SESSIONS && session.graced && !this.#closed) {
       this.#spare.push(session);
     } else {
       this.#sessions.delete(session);

@@ -71,6 +71,11 @@ export class Session {
     return this.#users === 0 && !this.#holds;
   }
 
+  /** Whether the agent gives this session the grace that it wants. */
+  get graced() {
+    return this.#given === this.#grace;
+  }
+
   /** Reports whether the agent may have holds of this session. */
   get #holds() {
     return this.#grants.size > 0 || this.#uncertain;
@@ -421,7 +426,7 @@ export class Session {
       let ticket;
       if (this.#id === null) {
         try {
-          ticket = await connection.call("SESSION", "GRACE", Math.floor(this.#grace), ...OPTIONS);
+          ticket = await connection.call(...this.#gracedSession());
           this.#given = this.#grace;
         } catch (error) {
           if (error.code !== "UNAVAILABLE") throw error;
@@ -458,6 +463,10 @@ export class Session {
       clearTimeout(limit);
       ignoreSignal();
     }
+  }
+
+  #gracedSession() {
+    return ["SESSION", "GRACE", Math.floor(this.#grace), ...OPTIONS];
   }
 
   /** Compares the grants with the agent's list of this session's holds. */
@@ -534,14 +543,14 @@ export class Session {
 
   /**
    * Sets the timer for the next deadline, or for the next reading of renewed ones. The reading also proves that the agent has
-   * the session, from which its grace would count.
+   * the session, from which its grace would count, or requests a grace that the agent could not give before.
    */
   #arm() {
     clearTimeout(this.#timer);
     const live = [...this.#grants.values()].filter((grant) => grant.lost === null);
     if (live.length === 0 || this.#closing) return;
     const pauses = live.map((grant) => grant.remaining * (grant.followed ? REFRESH_PART : 1));
-    const next = Math.min(...pauses, this.#given > 0 ? this.#given * REFRESH_PART : Infinity);
+    const next = Math.min(...pauses, this.#grace > 0 ? this.#grace * REFRESH_PART : Infinity);
     this.#timer = setTimeout(() => this.#tend(), Math.min(Math.max(next, SHORTEST_PAUSE), LONGEST_TIMER));
     this.#timer.unref(); // The connection keeps the process from ending for as long as a lock is held.
   }
@@ -551,7 +560,7 @@ export class Session {
     const live = [...this.#grants.values()].filter((grant) => grant.held);
     try {
       if (live.length > 0 && this.#connection !== null) {
-        if (this.#running === 0) await this.#turn(() => this.#refresh());
+        if (this.#running === 0) await this.#turn(() => this.#refreshWithGrace());
         else await this.#refreshFromOutside(); // The owner waits for another lock, and replies keep their order.
       }
     } catch {
@@ -571,6 +580,13 @@ export class Session {
     for (const row of rows) this.#renewed(row, sent, asked);
     const listed = new Set(rows.map((row) => row.holder));
     for (const grant of this.#grants.values()) if (!listed.has(grant.holder)) grant.endUnlisted();
+  }
+
+  async #refreshWithGrace() {
+    await this.#refresh();
+    if (this.graced) return;
+    await this.#call(...this.#gracedSession());
+    this.#given = this.#grace;
   }
 
   /** Reads the deadlines between two attempts. A draining agent accepts no other connection for this. */

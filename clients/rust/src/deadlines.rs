@@ -18,7 +18,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 
 impl Session {
     /// Sets the timer for the next deadline or the next refresh. One that wakes up earlier stays. A refresh also proves
-    /// that the agent has the session, from which its grace would count.
+    /// that the agent has the session, from which its grace would count, or requests a grace that the agent could not
+    /// give before.
     pub(crate) fn arm(self: &Arc<Self>) {
         let now = boot();
         let mut state = self.state();
@@ -29,7 +30,7 @@ impl Session {
             (!grant.is_lost()).then_some(pause)
         });
         let Some(pause) = pauses.min() else { return };
-        let grace = Some(state.given / REFRESH_DIVISOR).filter(|grace| !grace.is_zero());
+        let grace = Some(self.grace / REFRESH_DIVISOR).filter(|grace| !grace.is_zero());
         let pause = grace.map_or(pause, |grace| pause.min(grace)).max(SHORTEST_PAUSE);
         let at = now + pause;
         if state.closing || state.timer.as_ref().is_some_and(|timer| timer.wakes_up_by(at)) {
@@ -55,12 +56,27 @@ impl Session {
         if live > 0 && self.connected().is_some() {
             // The call that finds the connection lost reconnects.
             let _ = match self.turn.try_lock() {
-                Ok(_turn) => self.refresh().await,
+                Ok(_turn) => self.refresh_with_grace().await,
                 // The owner waits for another lock, and replies keep their order.
                 Err(_) => self.refresh_from_outside().await,
             };
         }
         self.arm();
+    }
+
+    async fn refresh_with_grace(self: &Arc<Self>) -> Result<(), Failure> {
+        self.refresh().await?;
+        match self.connected() {
+            Some(connection) if !self.is_graced() => {
+                let sent = boot();
+                connection.call(&self.graced()).await?;
+                let mut state = self.state();
+                state.prove(sent);
+                state.given = self.grace;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Reads the deadlines of the owner whose turn it is. Only what has the turn records grants, so a grant that is not

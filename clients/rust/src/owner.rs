@@ -61,7 +61,7 @@ impl OnIdle for Pool {
         if !session.leave_owner() || sessions.closed {
             return;
         }
-        if sessions.spare.len() < SPARE_SESSIONS {
+        if sessions.spare.len() < SPARE_SESSIONS && session.is_graced() {
             sessions.spare.push(session.clone());
         } else {
             // The agent answers by closing the connection.

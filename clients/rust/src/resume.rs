@@ -117,8 +117,6 @@ impl Session {
             state.unclaimed.clear();
             (state.id.clone(), state.secret.clone())
         };
-        // With PROCESS the session's grace ends with this process, since nothing else knows its secret.
-        let session = || Command::new("SESSION").word("PUSH").word("on").word("PROCESS").word("on");
         if let Some(id) = id {
             let resume = Command::new("RESUME").word(id).word(secret);
             let ticket = connection.call(&resume).await?;
@@ -137,7 +135,7 @@ impl Session {
         let ticket = if grace.as_millis() == 0 {
             connection.call(&session()).await?
         } else {
-            match connection.call(&session().word("GRACE").number(grace.as_millis())).await {
+            match connection.call(&self.graced()).await {
                 // An agent without a journal grants locks but no grace.
                 Err(failure) if failure.code() == "UNAVAILABLE" => {
                     grace = Duration::ZERO;
@@ -149,6 +147,11 @@ impl Session {
         self.remember(&ticket);
         self.state().given = grace;
         Ok(Value::Null)
+    }
+
+    /// Returns the request for a session with grace.
+    pub(crate) fn graced(&self) -> Command {
+        session().word("GRACE").number(self.grace.as_millis())
     }
 
     fn remember(&self, ticket: &Value) {
@@ -294,6 +297,11 @@ impl Session {
             self.recover();
         }
     }
+}
+
+/// Returns the request for a session. With PROCESS its grace ends with this process, since nothing else knows its secret.
+fn session() -> Command {
+    Command::new("SESSION").word("PUSH").word("on").word("PROCESS").word("on")
 }
 
 struct SessionListener(Weak<Session>);

@@ -143,6 +143,11 @@ impl Session {
         self.state().owner = Some(owner);
     }
 
+    /// Returns whether the agent gives this session the grace that it wants.
+    pub(crate) fn is_graced(&self) -> bool {
+        self.state().given == self.grace
+    }
+
     /// Detaches a session without work from its owner. Returns whether it did.
     pub(crate) fn leave_owner(&self) -> bool {
         let mut state = self.state();

@@ -213,6 +213,7 @@ macro_rules! conformance {
                 a_fixed_hold_outlives_a_cut_long_after_its_grant
                 holds_outlive_a_cut_after_a_long_wait
                 without_grace_a_hold_ends_with_its_connection
+                sessions_have_grace_once_the_journal_can_be_written
                 a_grant_to_a_call_that_failed_is_released_once_the_agent_is_back
                 a_close_in_an_outage_ends_the_sessions
                 a_release_without_a_reply_succeeds

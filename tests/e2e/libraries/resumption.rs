@@ -99,6 +99,47 @@ pub(super) async fn without_grace_a_hold_ends_with_its_connection(library: &Libr
     stage.driver.ok("lock a orders:42 wait=60000").await.map(drop)
 }
 
+pub(super) async fn sessions_have_grace_once_the_journal_can_be_written(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", "12s"]).await?;
+    let obstacle = stage.agent.folder().join("state/.journal.new");
+    std::fs::create_dir(&obstacle)?;
+    stage.agent.restart().await?;
+    stage.other = stage.agent.client().await?;
+    let relay = relayed(&mut stage, library)?;
+    stage.driver.ok("lock a orders:42").await?;
+    for command in ["lock s side", "release s"] {
+        let answer = stage.driver.call_in("second", command).await?;
+        ensure!(answer.get("error").is_none(), "{answer}");
+    }
+    std::fs::remove_dir(&obstacle)?;
+    eventually("the journal to be written", async || {
+        stage.other.call("SESSION GRACE 60000").await?.ok()?;
+        Ok(())
+    })
+    .await;
+    // One session requests its grace when it reads its deadlines, and the other one is replaced.
+    let read = relay.sent("HOLDS")?;
+    eventually("two more lists", async || {
+        let now = relay.sent("HOLDS")?;
+        ensure!(now >= read + 2, "{now} after {read}");
+        Ok(())
+    })
+    .await;
+    let other = stage.driver.call_in("second", "lock b orders:43").await?;
+    ensure!(other.get("error").is_none(), "{other}");
+    relay.cut();
+    for (task, handle) in [("main", "a"), ("second", "b")] {
+        stage.driver.event("risk", handle).await?;
+        let check = stage.driver.call_in(task, &format!("check {handle}")).await?;
+        ensure!(check.get("error").is_none(), "{check}");
+        let released = stage.driver.call_in(task, &format!("release {handle}")).await?;
+        ensure!(released.get("error").is_none(), "{released}");
+    }
+    Ok(())
+}
+
 pub(super) async fn a_grant_to_a_call_that_failed_is_released_once_the_agent_is_back(
     library: &Library,
 ) -> Result<()> {

@@ -75,6 +75,11 @@ class Session:
         return not (self._users or self._holds or self._mutex.locked())
 
     @property
+    def graced(self) -> bool:
+        """Return whether the agent gives this session the grace that it wants."""
+        return self._given == self._grace
+
+    @property
     def _holds(self) -> bool:
         """Return whether the agent may have holds of this session."""
         return bool(self.grants) or self._uncertain
@@ -585,7 +590,8 @@ class Session:
     def _arm(self) -> None:
         """Set the timer for the next deadline, or for the next reading of renewed ones.
 
-        The reading also proves that the agent has the session, from which its grace would count.
+        The reading also proves that the agent has the session, from which its grace would count, or requests a grace that
+        the agent could not give before.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -594,8 +600,8 @@ class Session:
         live = [grant for grant in self.grants.values() if grant.reason is None]
         if live:
             pause = min((g.deadline - now) * (REFRESH_PART if g.renewed else 1) for g in live)
-            if self._given:
-                pause = min(pause, self._given * REFRESH_PART)
+            if self._grace:
+                pause = min(pause, self._grace * REFRESH_PART)
             pause = max(pause, SHORTEST_PAUSE)
             self._timer = asyncio.get_running_loop().call_later(pause, lambda: self._spawn(self._tend()))
 
@@ -608,6 +614,9 @@ class Session:
                 else:
                     async with self._mutex:
                         await self._refresh()
+                        if not self.graced and self._connection is not None:
+                            await self._call(*session_words(self._grace))
+                            self._given = self._grace
         except (OSError, Disconnected, ErrorReply):
             pass  # The call that finds the connection lost reconnects.
         self._arm()

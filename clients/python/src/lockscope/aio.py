@@ -204,7 +204,7 @@ class Agent:
 
     def _on_idle(self, session: Session) -> None:
         session.owner = None
-        if len(self._spare) < SPARE_SESSIONS and not self._closed:
+        if len(self._spare) < SPARE_SESSIONS and session.graced and not self._closed:
             self._spare.append(session)
         else:
             self._sessions.discard(session)

@@ -239,7 +239,7 @@ public final class Agent implements AutoCloseable {
             return;
         }
         session.owner = null;
-        if (spare.size() < SPARE_SESSIONS && !closed) {
+        if (spare.size() < SPARE_SESSIONS && session.isGraced() && !closed) {
             spare.push(session);
             return;
         }

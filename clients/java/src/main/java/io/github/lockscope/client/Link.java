@@ -100,6 +100,16 @@ final class Link implements Connection.Listener {
         return given;
     }
 
+    /** Returns whether the agent gives this session the grace that it wants. */
+    boolean isGraced() {
+        return given() == grace;
+    }
+
+    /** Returns the grace that this session wants. */
+    long grace() {
+        return grace;
+    }
+
     /** Returns the instant until which the session can be resumed. */
     private synchronized long limit() {
         return proven + given;
@@ -224,9 +234,7 @@ final class Link implements Connection.Listener {
         }
         if (grace > 0) {
             try {
-                // With PROCESS the grace ends with this process, since nothing else knows the secret.
-                long millis = TimeUnit.NANOSECONDS.toMillis(grace);
-                remember(fresh.call(interruption, "SESSION", "GRACE", millis, "PUSH", "on", "PROCESS", "on"), grace);
+                remember(fresh.call(interruption, gracedSession()), grace);
                 return Listed.none();
             } catch (Failure failure) {
                 // An agent without a journal grants locks but no grace.
@@ -237,6 +245,20 @@ final class Link implements Connection.Listener {
         }
         remember(fresh.call(interruption, "SESSION", "PUSH", "on"), 0);
         return Listed.none();
+    }
+
+    private Object[] gracedSession() {
+        // With PROCESS the grace ends with this process, since nothing else knows the secret.
+        return new Object[] {
+            "SESSION", "GRACE", TimeUnit.NANOSECONDS.toMillis(grace), "PUSH", "on", "PROCESS", "on"
+        };
+    }
+
+    /** Requests the grace that the agent could not give before. The caller must have the turn. */
+    void requestGrace() throws Failure {
+        if (!isGraced()) {
+            remember(call(gracedSession()), grace);
+        }
     }
 
     private synchronized void remember(Object reply, long grace) {

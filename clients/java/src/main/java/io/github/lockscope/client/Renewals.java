@@ -27,15 +27,16 @@ final class Renewals {
 
     /**
      * Sets the timer for the next deadline, or for reading the deadline of a renewed grant. The reading also proves that
-     * the agent has the session, from which its grace would count.
+     * the agent has the session, from which its grace would count, or requests a grace that the agent could not give
+     * before.
      */
     synchronized void arm() {
         long next = Interruption.FOREVER;
         for (var grant : grants.all()) {
             if (grant.isHeld()) {
                 next = Math.min(next, grant.isRenewed() ? grant.left() / DIVISOR : grant.left());
-                if (link.given() > 0) {
-                    next = Math.min(next, link.given() / DIVISOR);
+                if (link.grace() > 0) {
+                    next = Math.min(next, link.grace() / DIVISOR);
                 }
             }
         }
@@ -61,10 +62,19 @@ final class Renewals {
         for (var grant : grants.all()) {
             live = grant.isHeld() || live;
         }
-        if (live && link.isConnected() && !session.ifFree(this::refresh)) {
+        if (live && link.isConnected() && !session.ifFree(this::refreshWithGrace)) {
             refreshFromOutside();
         }
         arm();
+    }
+
+    private void refreshWithGrace() {
+        refresh();
+        try {
+            link.requestGrace();
+        } catch (Failure failure) {
+            return; // The next reading requests it again.
+        }
     }
 
     /**

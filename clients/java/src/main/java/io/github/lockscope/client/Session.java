@@ -50,6 +50,10 @@ final class Session {
         return grants;
     }
 
+    boolean isGraced() {
+        return link.isGraced();
+    }
+
     /** Counts a call in progress. A session with neither calls nor grants may serve another owner. */
     synchronized void enter() {
         users++;
