@@ -218,6 +218,37 @@ pub(super) async fn a_cancellation_that_meets_the_grant_leaves_nothing_behind(
     stage.driver.ok("check k").await.map(drop)
 }
 
+/// Without grace a hold would end with its connection.
+pub(super) async fn a_cancelled_wait_that_fails_leaves_the_other_holds(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.driver = Driver::with_grace(library, &relay.socket(), Duration::ZERO)?;
+    stage.driver.ok("lock k kept").await?;
+    stage.direct.call("SET orders:42 text").await?.ok()?;
+    relay.hold_back("WRONGTYPE");
+    let waiting = stage.driver.send("main", "lock a orders:42").await?;
+    eventually("the failure", async || {
+        ensure!(relay.holds_back(), "no reply");
+        Ok(())
+    })
+    .await;
+    stage.driver.cancel(waiting).await?;
+    eventually("the withdrawal", async || {
+        ensure!(relay.sent("CANCEL")? > 0, "none");
+        Ok(())
+    })
+    .await;
+    relay.let_pass();
+    let answer = stage.driver.answer(waiting).await?;
+    ensure!(answer["error"] == "cancelled", "{answer}");
+    // It begins once the withdrawal has ended.
+    stage.driver.ok("lock b orders:43 wait=60000").await?;
+    stage.driver.ok("check k").await?;
+    stage.driver.ok("release k").await.map(drop)
+}
+
 pub(super) async fn a_cancelled_release_or_extension_goes_on(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
     // Without grace, the owner's other hold would end if the connection were closed.

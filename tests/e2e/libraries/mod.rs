@@ -199,6 +199,7 @@ macro_rules! conformance {
                 a_hung_agent_delays_no_limited_wait
                 a_cancelled_wait_for_a_hung_agent_ends
                 a_cancellation_that_meets_the_grant_leaves_nothing_behind
+                a_cancelled_wait_that_fails_leaves_the_other_holds
                 a_cancelled_release_or_extension_goes_on
                 a_killed_process_leaves_no_lock
                 a_close_ends_waits_and_refuses_later_locks

@@ -401,11 +401,14 @@ class Session:
         """End an abandoned wait, and release what it was granted."""
         try:
             await one_call(self._path, "CANCEL", self._id or "", self._secret)
-            rows = await asyncio.wait_for(asyncio.shield(reply), REPLY_LIMIT)
-            if rows is not None:
-                for grant in self._granted_all(rows, kind, lease, sent):
-                    await self._settle(grant)
-        except (OSError, Disconnected, ErrorReply, LockscopeError, asyncio.TimeoutError):
+            answered, _ = await asyncio.wait({reply}, timeout=REPLY_LIMIT)
+            if not answered:
+                raise Disconnected
+            if isinstance(reply.exception(), ErrorReply) or reply.result() is None:
+                return
+            for grant in self._granted_all(reply.result(), kind, lease, sent):
+                await self._settle(grant)
+        except (OSError, Disconnected, ErrorReply, LockscopeError):
             self._doubt(connection)
 
     def _withdrawn(self, _: "asyncio.Task[None]") -> None:
