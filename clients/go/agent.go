@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -58,7 +59,10 @@ func Wait(limit time.Duration) LockOption {
 }
 
 // OfKind acquires a lock of this kind instead of a plain one.
-func OfKind(kind Kind) LockOption { return func(o *options) { o.kind = kind } }
+func OfKind(kind Kind) LockOption {
+	// As in the agent's replies.
+	return func(o *options) { o.kind = Kind(strings.ToLower(string(kind))) }
+}
 
 // Lease gives the hold a fixed lease, which nothing renews.
 func Lease(lease time.Duration) LockOption {

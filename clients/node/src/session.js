@@ -122,6 +122,7 @@ export class Session {
   /** Acquires or reenters one lock, or all of several locks. */
   lock(names, kind, { wait, lease, signal }, several = false) {
     if (wait > LONGEST_WAIT) wait = undefined;
+    kind = kind.toLowerCase(); // As in the agent's replies.
     const end = wait === undefined ? Infinity : boot() + wait;
     const described = names.join(", ");
     let unanswered = false;

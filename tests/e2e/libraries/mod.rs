@@ -488,6 +488,28 @@ async fn ends_in_node(stage: &Stage, program: &str) -> Result<()> {
     Ok(())
 }
 
+/// In Java and Rust the kinds are no texts.
+#[tokio::test]
+async fn a_kind_in_capitals_is_the_same_kind() -> Result<()> {
+    for library in with_uvloop(vec![PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE]) {
+        let mut stage = Stage::with(&library, &["--lease", stage::SHORT]).await?;
+        stage.driver.ok("lock a orders:42 kind=READ").await?;
+        let mut last = i64::MAX;
+        eventually("a later deadline", async || {
+            let left = stage::number(&stage.driver.ok("check a").await?, "remaining")?;
+            let before = std::mem::replace(&mut last, left);
+            ensure!(left > before, "{left} after {before}");
+            Ok(())
+        })
+        .await;
+        stage.direct.call("DEL orders:42").await?.ok()?;
+        let event = stage.driver.event("lost", "a").await?;
+        ensure!(event["reason"] == "missing", "{event}");
+        stage.driver.fails("lock b orders:42 kind=Read wait=0", "lost").await?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_grant_that_arrives_while_the_event_loop_of_node_is_blocked_is_used() -> Result<()> {
     let mut stage = Stage::new(&NODE).await?;

@@ -119,6 +119,7 @@ class Session:
             raise ValueError("wait is a number of seconds, not nan")
         if wait is not None and wait > LONGEST_WAIT:
             wait = None
+        kind = kind.lower()  # As in the agent's replies.
         end = None if wait is None else boot() + wait
         described = ", ".join(names)
         await self._turn(end, described)
@@ -145,7 +146,7 @@ class Session:
                     self._waiting = True
                     answered, _ = await asyncio.wait({reply}, timeout=limit)
                 except asyncio.CancelledError:
-                    withdrawal = self._spawn(self._withdraw(connection, reply, kind, lease, sent))
+                    withdrawal = self._spawn(self._withdraw(connection, reply, lease, sent))
                     raise
                 finally:
                     self._waiting = False
@@ -177,7 +178,7 @@ class Session:
                     self._doubt(connection)
                     unanswered = True
                     continue
-                granted = self._granted_all(rows, kind, lease, sent)
+                granted = self._granted_all(rows, lease, sent)
                 if all([grant.held for grant in granted]):
                     break
             for grant in granted:
@@ -338,25 +339,25 @@ class Session:
         if self._connection is not None:
             self._connection.quit_at_once()
 
-    def _granted(self, fields: Dict[str, Any], kind: str, lease: Optional[float]) -> Grant:
-        grant = self.grants.get((fields["lock"], kind))
+    def _granted(self, fields: Dict[str, Any], lease: Optional[float]) -> Grant:
+        key = (fields["lock"], fields["kind"])
+        grant = self.grants.get(key)
         if grant is None or grant.holder != fields["holder"]:
             if grant is not None:
                 grant.lose("it was granted again")
-            grant = Grant(fields["lock"], kind, fields["holder"], fields["token"], lease is None)
-            self.grants[grant.name, kind] = grant
+            grant = self.grants[key] = Grant(*key, fields["holder"], fields["token"], lease is None)
         grant.count = fields["holds"]
         grant.renewed = grant.renewed or lease is None
         grant.deadline, grant.dated = max(grant.deadline, _deadline(fields)), boot()
-        if (grant.name, kind) in self._unclaimed:
-            grant.apply(self._unclaimed.pop((grant.name, kind)))
+        if key in self._unclaimed:
+            grant.apply(self._unclaimed.pop(key))
         return grant
 
-    def _granted_all(self, rows: Any, kind: str, lease: Optional[float], sent: float) -> List[Grant]:
+    def _granted_all(self, rows: Any, lease: Optional[float], sent: float) -> List[Grant]:
         granted = []
         for row in rows if isinstance(rows, list) else [rows]:
             self._prove(sent + row["waited_ms"] / 1000)
-            grant = self._granted(row, kind, lease)
+            grant = self._granted(row, lease)
             if lease is None and row["holds"] == 1:  # A reentry may find a fixed lease.
                 grant.watched = grant.deadline - boot()
             granted.append(grant)
@@ -396,7 +397,7 @@ class Session:
             del self.grants[grant.name, grant.kind]
 
     async def _withdraw(
-        self, connection: Connection, reply: "asyncio.Future[Any]", kind: str, lease: Optional[float], sent: float
+        self, connection: Connection, reply: "asyncio.Future[Any]", lease: Optional[float], sent: float
     ) -> None:
         """End an abandoned wait, and release what it was granted."""
         try:
@@ -406,7 +407,7 @@ class Session:
                 raise Disconnected
             if isinstance(reply.exception(), ErrorReply) or reply.result() is None:
                 return
-            for grant in self._granted_all(reply.result(), kind, lease, sent):
+            for grant in self._granted_all(reply.result(), lease, sent):
                 await self._settle(grant)
         except (OSError, Disconnected, ErrorReply, LockscopeError):
             self._doubt(connection)
@@ -509,7 +510,7 @@ class Session:
                 grant.deadline, grant.dated = _deadline(row), boot()
         for row in listed.values():
             # It was granted by a LOCK whose reply was lost. If that call continues, it finds it here; otherwise it is released.
-            self._granted(row, row["kind"], None)
+            self._granted(row, None)
         for grant in self.grants.values():
             if grant.count > grant.handles:
                 self._spawn(self._settle_later(grant))
