@@ -14,6 +14,7 @@ one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as 
     cancel <tag>   interrupts a command of the task `main`
     meddle <handle> <name>  locks, and releases the hold, in its listener for a loss (threads)
     fork <handle>  checks and releases the hold in a forked child
+    block <ms>     blocks the event loop, after an event that says so (asyncio)
     loops <name>   uses another agent object in one event loop after another, and in two at once (asyncio)
     signal <name>  uses another agent object in a signal's handler while that object starts (threads)
 """
@@ -27,6 +28,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "src"))
 
@@ -342,6 +344,11 @@ class Tasks:
             except TypeError:
                 pass
         return describe(await self.agent.lock("\ud800"))
+
+    async def block(self, ms):
+        say("event", {"blocks": ms})
+        time.sleep(float(ms) / 1000)
+        return {}
 
     async def graced(self, ms):
         async with aio.Agent(grace=float(ms) / 1000) as other, other.lock("graced"):

@@ -510,9 +510,45 @@ async fn a_kind_in_capitals_is_the_same_kind() -> Result<()> {
     Ok(())
 }
 
+/// Returns the libraries whose event loop runs the code of the program, too.
+fn with_event_loops() -> Vec<Library> {
+    with_uvloop(vec![PYTHON_ASYNCIO, NODE])
+}
+
 #[tokio::test]
-async fn a_grant_that_arrives_while_the_event_loop_of_node_is_blocked_is_used() -> Result<()> {
-    let mut stage = Stage::new(&NODE).await?;
+async fn a_reply_that_arrives_while_the_event_loop_is_blocked_is_used() -> Result<()> {
+    try_join_all(with_event_loops().iter().map(uses_a_late_reply)).await.map(drop)
+}
+
+async fn uses_a_late_reply(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.connect(library, &relay.socket())?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.agent.process().freeze().await?;
+    let extending = stage.driver.send("main", "extend a 600000").await?;
+    eventually("the command", async || {
+        ensure!(relay.sent("EXTEND")? > 0, "it has not been sent");
+        Ok(())
+    })
+    .await;
+    // It is blocked for longer than it waits for a reply.
+    let blocked = stage.driver.send("second", "block 12000").await?;
+    stage.driver.event("blocks", "12000").await?;
+    stage.agent.process().thaw()?;
+    stage.driver.answer(blocked).await?;
+    let extended = stage.driver.answer(extending).await?;
+    ensure!(extended.get("error").is_none(), "{extended}");
+    stage.driver.ok("check a").await.map(drop)
+}
+
+#[tokio::test]
+async fn a_grant_that_arrives_while_the_event_loop_is_blocked_is_used() -> Result<()> {
+    try_join_all(with_event_loops().iter().map(uses_a_late_grant)).await.map(drop)
+}
+
+async fn uses_a_late_grant(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
     stage.other_has("LOCK orders:42").await?;
     let waiting = stage.driver.send("main", "lock a orders:42 wait=10000").await?;
     stage.waits("orders:42", true).await;

@@ -211,13 +211,15 @@ class Connection(asyncio.Protocol):
         """
         reply = self.send(*words)
         try:
-            return await asyncio.wait_for(reply, limit)
-        except asyncio.TimeoutError:
-            self.abort()
-            raise Disconnected(TimeoutError(f"no reply to {words[0]} within {limit:.3g} s")) from None
+            # After a block of the event loop, `wait_for` would drop a reply that arrived meanwhile.
+            answered, _ = await asyncio.wait({reply}, timeout=limit)
         except asyncio.CancelledError:
             self.abort()
             raise
+        if answered:
+            return reply.result()
+        self.abort()
+        raise Disconnected(TimeoutError(f"no reply to {words[0]} within {limit:.3g} s"))
 
     def abort(self) -> None:
         """Close the connection at once."""
