@@ -8,6 +8,7 @@
 //! check <handle> | release <handle> | extend <handle> <ms>
 //! part <handle>   releases the first of several; the handle is that of the others
 //! graced <ms>     locks and releases with another agent object, of this grace
+//! runtimes <name> uses another agent object in two runtimes, one after the other
 //! close           closes the agent object
 //! many <count>   one lock for each of that many tasks; `unmany` releases them
 //! cancel <tag>   cancels a command
@@ -168,6 +169,23 @@ impl Driver {
         released.map(|()| json!({}))
     }
 
+    /// Nobody drives the first runtime while the second one is used, although it has not ended.
+    fn runtimes(name: &str) -> Result<Value, Error> {
+        let agent = Agent::new();
+        let use_lock = || {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().build().expect("a runtime");
+            let used = runtime.block_on(async {
+                let hold = agent.lock(name).wait(Duration::from_secs(5)).await?;
+                hold.release().await
+            });
+            used.map(|()| runtime)
+        };
+        let (_first, second) = (use_lock()?, use_lock()?);
+        second.block_on(agent.close());
+        Ok(json!({}))
+    }
+
     async fn close(&self) -> Value {
         self.agent.close().await;
         json!({})
@@ -214,6 +232,11 @@ impl Driver {
             "extend" => self.extend(&words[1], &words[2]).await,
             "part" => self.part(&words[1]).await,
             "graced" => Self::graced(&words[1]).await,
+            "runtimes" => {
+                let name = words[1].clone();
+                let used = tokio::task::spawn_blocking(move || Self::runtimes(&name));
+                used.await.expect("no panic")
+            }
             "close" => Ok(self.close().await),
             "many" => Ok(self.many(words[1].parse().expect("a number")).await),
             "unmany" => Ok(self.unmany().await),

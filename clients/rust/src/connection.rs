@@ -10,6 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio::net::UnixStream;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
@@ -36,6 +37,8 @@ pub(crate) trait Listener: Send + Sync + 'static {
 
 /// A connection whose replies arrive in the order of its commands.
 pub(crate) struct Connection {
+    /// The runtime of its reader.
+    runtime: Id,
     io: Mutex<Io>,
     /// The reader has something to write, or to close.
     wake: Notify,
@@ -63,7 +66,8 @@ impl Connection {
             replies: VecDeque::new(),
             closing: false,
         };
-        let connection = Arc::new(Self { io: Mutex::new(io), wake: Notify::new() });
+        let runtime = Handle::current().id();
+        let connection = Arc::new(Self { runtime, io: Mutex::new(io), wake: Notify::new() });
         // An agent may refuse the connection before it has read anything: its reason is the first reply.
         let hello = connection.send(&Command::hello());
         let end = End { connection: connection.clone(), listener };
@@ -111,6 +115,11 @@ impl Connection {
     pub(crate) fn close(&self) {
         self.io().closing = true;
         self.wake.notify_one();
+    }
+
+    /// Returns whether its reader runs in the current runtime. Nobody may be driving another one.
+    pub(crate) fn runs_here(&self) -> bool {
+        Handle::current().id() == self.runtime
     }
 
     pub(crate) fn is_closed(&self) -> bool {

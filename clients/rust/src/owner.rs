@@ -61,11 +61,15 @@ impl OnIdle for Pool {
         if !session.leave_owner() || sessions.closed {
             return;
         }
-        if sessions.spare.len() < SPARE_SESSIONS && session.is_graced() {
-            sessions.spare.push(session.clone());
-        } else {
+        if !session.is_graced() {
             // The agent answers by closing the connection.
             drop(session.begin_close());
+            return;
+        }
+        sessions.spare.push(session.clone());
+        if sessions.spare.len() > SPARE_SESSIONS {
+            // The oldest one, since it may be of a runtime that is not used any more.
+            drop(sessions.spare.remove(0).begin_close());
         }
     }
 }
@@ -98,7 +102,10 @@ impl Owner {
         {
             return Ok(session.enter());
         }
-        let session = sessions.spare.pop().unwrap_or_else(|| {
+        let spare = sessions.spare.iter().rposition(|session| session.runs_here());
+        let session = if let Some(at) = spare {
+            sessions.spare.remove(at)
+        } else {
             let session = Session::new(
                 self.pool.path.clone(),
                 self.pool.grace,
@@ -109,7 +116,7 @@ impl Owner {
             }
             sessions.all.push(Arc::downgrade(&session));
             session
-        });
+        };
         session.serve(id);
         *own = Some(session.clone());
         Ok(session.enter())

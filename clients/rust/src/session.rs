@@ -148,6 +148,11 @@ impl Session {
         self.state().given == self.grace
     }
 
+    /// Returns whether it can work in the current runtime.
+    pub(crate) fn runs_here(&self) -> bool {
+        self.connected().is_none_or(|connection| connection.runs_here())
+    }
+
     /// Detaches a session without work from its owner. Returns whether it did.
     pub(crate) fn leave_owner(&self) -> bool {
         let mut state = self.state();

@@ -510,6 +510,15 @@ async fn a_kind_in_capitals_is_the_same_kind() -> Result<()> {
     Ok(())
 }
 
+/// A runtime that has not ended, but that nobody drives any more, is like one thread of several that each have their own.
+#[tokio::test]
+async fn an_agent_object_of_rust_serves_one_runtime_after_another() -> Result<()> {
+    let mut stage = Stage::new(&RUST).await?;
+    stage.driver.ok("runtimes orders:42").await?;
+    ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
 /// Returns the libraries whose event loop runs the code of the program, too.
 fn with_event_loops() -> Vec<Library> {
     with_uvloop(vec![PYTHON_ASYNCIO, NODE])
