@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::cmd;
 use serde::Serialize;
-use service_kit::redis::{CallError, Link};
+use service_kit::redis::{CallError, Link, is_redis_7};
 
 use super::finding::{Finding, FindingId, Severity, Subject};
 use super::shown::{amount, bytes, count};
@@ -249,16 +249,29 @@ impl ServerState {
             return;
         }
         let replicas = self.number("connected_slaves").unwrap_or(0);
+        let guards = is_redis_7(self.field("redis_version"));
         // The field only exists if both settings are above zero.
-        if replicas > 0 && self.field("min_slaves_good_slaves").is_none() {
+        let requires = guards && self.field("min_slaves_good_slaves").is_some();
+        if replicas > 0 && !requires {
+            let (why, next) = if guards {
+                (
+                    " without min-replicas-to-write",
+                    "Run `redis-cli CONFIG SET min-replicas-to-write 1`, and start agents with `--min-replicas 1`.",
+                )
+            } else {
+                (
+                    ", and before Redis 7.0 min-replicas-to-write stops no script",
+                    "Start agents with `--min-replicas 1`.",
+                )
+            };
             add(
                 FindingId::ReplicasNotRequired,
                 Severity::Warning,
                 format!(
-                    "{} without min-replicas-to-write: a master that is cut off goes on granting locks that the new master grants again.",
+                    "{}{why}: a master that is cut off goes on granting locks that the new master grants again.",
                     amount(replicas, "replica is connected", "replicas are connected")
                 ),
-                "Run `redis-cli CONFIG SET min-replicas-to-write 1`, and start agents with `--min-replicas 1`.",
+                next,
             );
         }
         let offset = self.number("master_repl_offset");
@@ -416,7 +429,11 @@ mod tests {
         let one = "connected_slaves:1\r\nmaster_repl_offset:500\r\n\
                    slave0:ip=10.0.0.2,port=6379,state=online,offset=500,lag=1\r\n";
         assert_eq!(ids(one, &[]), [FindingId::ReplicasNotRequired]);
-        assert_eq!(ids(&format!("{one}min_slaves_good_slaves:1\r\n"), &[]), []);
+        let required = format!("{one}min_slaves_good_slaves:1\r\n");
+        assert_eq!(ids(&required, &[]), []);
+        let old = findings(&format!("{required}redis_version:6.2.14\r\n"), &[]);
+        assert_eq!(old[0].0, FindingId::ReplicasNotRequired, "it runs scripts without replicas");
+        assert!(old[0].2.contains("before Redis 7.0"), "{old:?}");
         for bad in ["state=wait_bgsave,offset=0,lag=0", "state=online,offset=500,lag=31"] {
             let lagging = format!(
                 "connected_slaves:1\r\nmin_slaves_good_slaves:1\r\nslave0:ip=10.0.0.2,port=6379,{bad}\r\n"

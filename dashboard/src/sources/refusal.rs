@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redis::cmd;
-use service_kit::redis::{CallError, Link, LinkStatus};
+use service_kit::redis::{CallError, Link, LinkStatus, is_redis_7};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -17,7 +17,7 @@ const FULL_FOR: Duration = Duration::from_secs(60);
 /// The time for which hidden settings are not requested again, since each denial adds to the server's log.
 const HIDDEN_FOR: Duration = Duration::from_secs(60);
 /// The sections of INFO that are read.
-const SECTIONS: [&str; 4] = ["memory", "persistence", "replication", "keyspace"];
+const SECTIONS: [&str; 5] = ["server", "memory", "persistence", "replication", "keyspace"];
 /// The settings that [`Refusal::find`] needs, each read separately, since older servers accept only one.
 pub const SETTINGS: [&str; 3] = ["min-replicas-to-write", "save", "stop-writes-on-bgsave-error"];
 
@@ -31,7 +31,7 @@ pub enum Refusal {
     Memory,
     /// It cannot save its data.
     Disk,
-    /// Fewer replicas are online, and have reported lately, than it requires.
+    /// Fewer replicas are online, and have reported lately, than it requires. Redis before 7.0 runs scripts all the same.
     Replicas,
 }
 
@@ -65,7 +65,10 @@ impl Refusal {
         }
         let required = settings.get("min-replicas-to-write").and_then(|min| min.parse().ok());
         // The field exists only if at least one replica is required.
-        if number("min_slaves_good_slaves").is_some_and(|good| good < required.unwrap_or(1)) {
+        let lacks = |good| good < required.unwrap_or(1);
+        if number("min_slaves_good_slaves").is_some_and(lacks)
+            && is_redis_7(info.get("redis_version").map(String::as_str))
+        {
             return Some(Self::Replicas);
         }
         // The server leaves out the buffers of its replicas.
@@ -237,13 +240,17 @@ mod tests {
 
     #[test]
     fn fewer_replicas_than_required_stop_writes() {
-        let lacks = |good: u64, settings: &[(&str, &str)]| {
-            let info = format!("role:master\r\nmin_slaves_good_slaves:{good}\r\n");
+        let lacks_in = |version: &str, good: u64, settings: &[(&str, &str)]| {
+            let info = format!(
+                "redis_version:{version}\r\nrole:master\r\nmin_slaves_good_slaves:{good}\r\n"
+            );
             refusal(&info, settings) == Some(Refusal::Replicas)
         };
+        let lacks = |good, settings: &[(&str, &str)]| lacks_in("7.0.15", good, settings);
         let two = [("min-replicas-to-write", "2")];
         assert!(lacks(0, &[]) && lacks(1, &two));
         assert!(!lacks(2, &two) && !lacks(1, &[]), "unknown settings");
+        assert!(!lacks_in("6.2.14", 0, &two), "it runs scripts");
         assert_eq!(refusal("role:master\r\nconnected_slaves:0\r\n", &two), None);
     }
 }

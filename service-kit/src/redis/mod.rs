@@ -40,6 +40,6 @@ pub use monitor::{Monitor, MonitorError, OutputClass};
 pub use password::Password;
 pub use pubsub::{PubSubEvent, Subscriber, SubscriberOptions};
 pub use resolve::{Cluster, ClusterState, ReadsFrom, Replicas, ResolverOptions, Slots, resolve};
-pub use server_info::{Role, ServerInfo};
+pub use server_info::{Role, ServerInfo, is_redis_7};
 pub use target::{Address, Target, TargetError};
 pub use tls::{check_ca_file, install_crypto_provider};

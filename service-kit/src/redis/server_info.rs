@@ -32,7 +32,8 @@ pub struct ServerInfo {
     pub replid: Option<String>,
     /// The number of connected replicas.
     pub replicas: Option<u32>,
-    /// Set for a master that refuses writes while too few replicas follow it (`min-replicas-to-write`).
+    /// Set for a master that refuses scripts while too few replicas follow it: one with `min-replicas-to-write`, which concerns
+    /// scripts since Redis 7.0.
     pub requires_replicas: bool,
     /// The policy for full memory, such as `noeviction`.
     pub maxmemory_policy: Option<String>,
@@ -59,8 +60,7 @@ impl ServerInfo {
     #[must_use]
     pub fn has_shards(&self) -> bool {
         let version = self.version.as_deref();
-        let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
-        self.cluster && major.is_some_and(|major| major >= 7)
+        self.cluster && is_redis_7(version)
     }
 
     /// Parses the text of any sections of INFO.
@@ -68,6 +68,7 @@ impl ServerInfo {
         let fields: HashMap<&str, &str> =
             text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
         let field = |name: &str| fields.get(name).map(|value| (*value).to_owned());
+        let is_redis_7 = is_redis_7(fields.get("redis_version").copied());
         Self {
             address: None,
             peer: None,
@@ -81,7 +82,7 @@ impl ServerInfo {
             replid: field("master_replid"),
             replicas: fields.get("connected_slaves").and_then(|count| count.parse().ok()),
             // Absent unless it is on.
-            requires_replicas: fields.contains_key("min_slaves_good_slaves"),
+            requires_replicas: is_redis_7 && fields.contains_key("min_slaves_good_slaves"),
             maxmemory_policy: field("maxmemory_policy"),
             maxmemory: fields.get("maxmemory").and_then(|bytes| bytes.parse().ok()),
             cluster: fields.get("cluster_enabled") == Some(&"1"),
@@ -89,6 +90,14 @@ impl ServerInfo {
             connected_at_micros: 0,
         }
     }
+}
+
+/// Returns whether a server that reports this `redis_version` does what Redis does since 7.0. KeyDB reports 6, and Valkey at
+/// least 7.
+#[must_use]
+pub fn is_redis_7(version: Option<&str>) -> bool {
+    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    major.is_some_and(|major| major >= 7)
 }
 
 #[cfg(test)]
@@ -109,13 +118,17 @@ mod tests {
 
     #[test]
     fn a_master_reports_its_replicas_and_whether_it_requires_them() {
-        let replicas = |text| {
+        let replicas = |text: &str| {
             let info = ServerInfo::from_info(text);
             (info.replicas, info.requires_replicas)
         };
         assert_eq!(replicas("role:master\r\nconnected_slaves:2\r\n"), (Some(2), false));
         let guarded = "connected_slaves:1\r\nmin_slaves_good_slaves:1\r\n";
-        assert_eq!(replicas(guarded), (Some(1), true));
+        for (version, requires) in [("6.2.14", false), ("7.0.15", true), ("10.0.0", true)] {
+            let text = format!("redis_version:{version}\r\n{guarded}");
+            assert_eq!(replicas(&text), (Some(1), requires), "{version}");
+        }
+        assert_eq!(replicas(guarded), (Some(1), false), "an unknown version");
     }
 
     #[test]

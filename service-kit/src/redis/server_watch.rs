@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(one, (vec!["replicas"], Some(1)));
         assert_eq!([two, one_left], [(vec![], Some(2)), (vec![], Some(1))]);
         assert_eq!([none, still_none], [(vec!["replicas"], Some(0)), (vec![], Some(0))]);
-        let guarded = "connected_slaves:0\r\nmin_slaves_good_slaves:1\r\n";
+        let guarded = "redis_version:7.0.15\r\nconnected_slaves:0\r\nmin_slaves_good_slaves:1\r\n";
         assert!(server.update(&[text(guarded)], 0, 1).is_empty());
         assert!(server.info().requires_replicas);
     }
