@@ -99,10 +99,10 @@ impl HolderId {
 
     /// Returns whether the number looks like an agent's grant number rather than a thread. Agents start at the seconds
     /// since the epoch times 2^30, beyond any Java thread id. Callers of Redisson's asynchronous API may choose such a
-    /// number too, so this is only a hint for display.
+    /// number too, so this is only a hint. `fair_queue.lua`, which knows the time, has an earlier upper bound.
     #[must_use]
     pub fn looks_like_agent(&self) -> bool {
-        self.thread >= 1 << 60
+        (1_600_000_000..1 << 32).contains(&(self.thread >> 30))
     }
 
     /// Returns whether this is the read hold of a writer's owner: of the same thread, or another grant of the same agent,
@@ -227,6 +227,14 @@ mod tests {
         assert!(HolderId::new(client, 1_700_000_000 << 30).looks_like_agent());
         assert!(!HolderId::new(client, 1_000_000_000).looks_like_agent());
         assert!(!HolderId::new(client, -5).looks_like_agent());
+    }
+
+    #[test]
+    fn agent_numbers_are_of_a_second_from_2020_to_2106() {
+        let of = |number| HolderId::new(ClientId::from_random([1; 16]), number).looks_like_agent();
+        let (first, end) = (1_600_000_000 << 30, 1 << 62);
+        assert_eq!([first - 1, first, end - 1, end].map(of), [false, true, true, false]);
+        assert_eq!([i64::MIN, i64::MAX].map(of), [false, false]);
     }
 
     proptest! {

@@ -24,10 +24,12 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Returns whether the waiter is an agent's, which refreshes its deadline. An agent's numbers have 18 digits and more, far above
--- the thread ids of Redisson.
+-- Returns whether the waiter is an agent's, which refreshes its deadline. An agent's numbers begin at 2^30 times the second of its
+-- start, since 2020 and, as clocks differ, until a year from now. Redisson's thread ids are far below, but its callers may choose
+-- any number.
 local function is_refreshed(waiter)
-  return string.find(waiter, ':%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d+$') ~= nil
+  local second = tonumber(string.match(waiter, ':(%d+)$') or 0) / 2^30
+  return second >= 1.6e9 and second < now_ms() / 1000 + 2^25
 end
 
 -- Returns whether the waiter is of an earlier run of the agent whose numbers begin with that of `first`.

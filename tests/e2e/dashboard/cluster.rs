@@ -387,7 +387,7 @@ async fn hold_at_agent(cluster: &RedisCluster, place: usize, name: &str) -> Resu
     let ids = (0..=u8::MAX).map(|n| ClientId::from_random([n; 16]));
     let at_place = |id: &ClientId| cluster.home(&String::from_utf8_lossy(&id.text())) == place;
     let client = ids.into_iter().find(at_place).context("no id has a slot of that node")?;
-    let id = HolderId::new(client, 1 << 60);
+    let id = HolderId::new(client, 1_700_000_000 << 30);
     let host = format!("host-{place}");
     let entry = r#"{"pid":7,"uid":0,"comm":"job","session":"s","since":1,"owner":0}"#;
     let (agent, holders) = (keys::agent(&client), keys::agent_holders(&client));

@@ -431,6 +431,34 @@ async fn an_agents_deadline_behind_another_client_grows_by_the_time_waited() -> 
     bench.assert_queue(&lock, begun, &[(one, 75)]).await
 }
 
+/// Callers of Redisson's asynchronous API may choose any number.
+#[tokio::test]
+async fn only_numbers_of_a_second_from_2020_until_next_year_are_an_agents() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let begun = bench.now().await?;
+    let (first, end) = (1_600_000_000, begun / 1000 + (1 << 25));
+    let numbers = [
+        (47, false),
+        ((first - 1) << 30, false),
+        (first << 30, true),
+        ((end - 1) << 30, true),
+        // The test takes less than a minute.
+        ((end + 60) << 30, false),
+        (i64::MAX, false),
+        (-(first << 30), false),
+    ];
+    for (thread, is_agents) in numbers {
+        let (lock, before) = (name(&format!("a{thread}")), HolderId { thread, ..theirs() });
+        for who in [ours(1), before, agents(0, 1)] {
+            bench.fair(&lock, who).await?;
+        }
+        // Agents' waiters that follow one another share one deadline.
+        let behind = if is_agents { 75 } else { 90 };
+        bench.assert_queue(&lock, begun, &[(before, 75), (agents(0, 1), behind)]).await?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn an_attempt_that_removes_dead_heads_of_a_free_lock_notifies_the_next_waiter() -> Result<()>
 {

@@ -74,7 +74,7 @@ fn stuck_needs_renewals_age_and_release_messages() {
     let case = |now| renewed(&holders, 10, now);
     let stuck = |certainty| Some((ProblemKind::Stuck, certainty));
     let long = Rule { stuck_after: None, ..case(0).rule };
-    let granted = [(id(1 << 60).into(), 1)];
+    let granted = [(id(1_700_000_000 << 30).into(), 1)];
     for (case, expected) in [
         (case(310), None),
         (case(311), stuck(CERTAIN)),

@@ -359,7 +359,7 @@ fn a_dead_head_is_no_longer_named_once_it_is_removed() {
 
 #[test]
 fn a_dead_head_of_a_fair_queue_is_named_and_not_shown_as_a_waiter() {
-    let [dead, live] = [(1 << 60) + 1, 7];
+    let [dead, live] = [(1_700_000_000 << 30) + 1, 7];
     let dead_id = HolderId::new(ClientId::from_random([9; 16]), dead);
     for (what, presence, gone) in [
         ("the agent has vanished", Presence::Missing, true),
