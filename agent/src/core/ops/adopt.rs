@@ -10,7 +10,7 @@ use redisson::{Kind, Moment};
 
 use super::operation::Operation;
 use super::update::lost_end;
-use super::{Failure, Op};
+use super::{Failure, Op, halves};
 use crate::core::ids::{OpId, Owner};
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::unconfirmed_pause;
@@ -47,19 +47,18 @@ impl Operation for Adoption {
 
     /// Divides a batch that Redis refuses because of one lock, so that the others are adopted.
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        if !failure.is_about_one_lock() {
+        let Some(halves) = halves(&self.holds, failure) else {
+            let pause = match failure.is_about_one_lock() {
+                // Many locks may be refused, each of them alone.
+                true => pause.max(unconfirmed_pause(core.settings.lease)),
+                false => pause,
+            };
             return core.retry(id, pause);
-        }
-        if self.holds.len() == 1 {
-            // Many locks may be refused, each of them alone.
-            let pause = pause.max(unconfirmed_pause(core.settings.lease));
-            return core.retry(id, pause);
-        }
+        };
         let Some(op) = core.take_op(id) else { return };
         let give_up = op.give_up_at().since(core.now);
-        let (first, second) = self.holds.split_at(self.holds.len() / 2);
-        for holds in [first, second] {
-            core.send(Verb::Adopt(Self { form: self.form, holds: holds.into() }), give_up);
+        for holds in halves {
+            core.send(Verb::Adopt(Self { form: self.form, holds }), give_up);
         }
     }
 

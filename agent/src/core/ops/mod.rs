@@ -233,6 +233,14 @@ impl Core {
     }
 }
 
+/// Returns the halves of a batch that Redis refuses because of one lock. Sent again, they divide further, until only that lock
+/// is refused.
+fn halves<T: Clone>(batch: &[T], failure: &Failure) -> Option<[Vec<T>; 2]> {
+    let (first, second) = batch.split_at(batch.len() / 2);
+    let divides = failure.is_about_one_lock() && !first.is_empty();
+    divides.then(|| [first.to_vec(), second.to_vec()])
+}
+
 /// Returns a word of Redis or of a command, truncated and without control characters, for a sentence.
 pub(in crate::core) fn printable(word: &str) -> String {
     word.chars().filter(|c| !c.is_control()).take(80).collect()

@@ -8,7 +8,7 @@ use service_kit::trace::TraceParent;
 
 use super::operation::Operation;
 use super::update::lost_end;
-use super::{Failure, Op};
+use super::{Failure, Op, halves};
 use crate::core::ids::OpId;
 use crate::core::lease::Renewed;
 use crate::core::ops::verb::{Renewal, RenewalForm, Renewals, Verb};
@@ -39,11 +39,16 @@ impl Operation for Renewals {
         Ok(())
     }
 
-    /// The next renewal of each hold tries again.
-    fn on_failure(&self, core: &mut Core, id: OpId, _: &Failure, pause: Duration) {
+    /// The next renewal of each hold tries again. A batch that Redis refuses because of one lock is divided at once.
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
         core.take_op(id);
         self.span.record("otel.status_code", "ERROR");
-        core.on_renewal_failed(&self.holds, pause);
+        let Some(halves) = halves(&self.holds, failure) else {
+            return core.on_renewal_failed(&self.holds, pause);
+        };
+        for holds in halves {
+            core.send_renewals(self.form, holds);
+        }
     }
 
     fn route(&self, core: &Core) -> (Node, Lane) {

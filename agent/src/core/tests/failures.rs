@@ -66,6 +66,25 @@ fn a_lock_acquired_by_a_late_script_is_removed_by_the_next_waiter() {
 }
 
 #[test]
+fn a_lock_that_redis_refuses_does_not_delay_the_renewals_of_others() {
+    let mut world = World::new();
+    let a = world.open();
+    let locks: Vec<_> = (0..9).map(|lock| format!("x{lock}")).collect();
+    locks.iter().for_each(|lock| world.lock(a, lock));
+    world.lock(a, "forbidden");
+    world.pass(Duration::from_secs(1));
+    world.network = Network::Forbids("forbidden");
+    let now = world.now;
+    world.core.verify(now, Node::Main);
+    world.work();
+    for lock in &locks {
+        assert_eq!(world.redis[lock].expires, Some(now + LEASE), "{lock}");
+    }
+    world.pass(LEASE * 2);
+    assert_eq!(world.losses, ["loss logged", "loss counted"], "only one is lost");
+}
+
+#[test]
 fn a_wait_shorter_than_a_round_trip_ends_with_its_first_reply() {
     for kind in [Kind::Lock, Kind::Fair] {
         let mut world = World::new();
