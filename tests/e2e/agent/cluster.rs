@@ -439,6 +439,28 @@ async fn a_successor_agent_recovers_holds_on_every_node() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_successor_agent_recovers_a_reader_while_its_slot_moves() -> Result<()> {
+    let cluster = RedisCluster::start(2, 0).await?;
+    let mut agent = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
+    let mut worker = agent.client().await?;
+    let ticket = graced(&mut worker, GRACE).await?;
+    let name = cluster.names("moves:").swap_remove(0);
+    lock(&mut worker, &format!("LOCK {name} KIND read")).await?;
+    let slot = redisson::slot(name.as_bytes());
+    cluster.begin_move(slot, 0, 1).await?;
+    agent.process().kill()?;
+    agent.restart().await?;
+    let mut again = agent.client().await?;
+    let (_, found) = resume(&mut again, &ticket).await?;
+    assert_eq!(found, [format!("{name} read 1")]);
+    again.call(&format!("EXTEND {name} 20000 KIND read")).await?.int()?;
+    cluster.move_keys(slot, 0, 1).await?;
+    cluster.end_move(slot, 0, 1).await?;
+    assert_eq!(again.call(&format!("UNLOCK {name} KIND read")).await?, Reply::Int(0));
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_wrong_url_is_explained() -> Result<()> {
     let cluster = RedisCluster::start(1, 0).await?;
     let alone = RedisServer::start().await?;

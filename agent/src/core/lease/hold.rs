@@ -202,6 +202,10 @@ impl Hold {
             count: self.count,
             owner: self.owner,
             reply_to,
+            missing: match change {
+                Change::Reenter(_) => MissingMarkers::Restore,
+                Change::Partial | Change::Extend(_) => MissingMarkers::Report,
+            },
             span: Span::none(),
         }
     }

@@ -38,10 +38,21 @@ impl Operation for Adoption {
         let lease = core.settings.lease;
         let late = lease.lost_at(lease.valid_until(op.sent), core.settings.lost_margin) <= core.now;
         let unconfirmed = !self.form.verify && (late || !core.is_replicated(op));
-        let (again, known): (Vec<_>, Vec<_>) = std::iter::zip(self.holds.iter().cloned(), outcomes)
-            .partition(|(_, outcome)| unconfirmed && lost_end(*outcome).is_none());
+        let (mut known, mut again, mut incomplete) = (Vec::new(), Vec::new(), Vec::new());
+        for (hold, outcome) in std::iter::zip(self.holds.iter().cloned(), outcomes) {
+            if outcome == RenewOutcome::MarkersMissing {
+                incomplete.push(hold);
+            } else if unconfirmed && lost_end(outcome).is_none() {
+                again.push(hold);
+            } else {
+                known.push((hold, outcome));
+            }
+        }
         core.on_adopted(op.sent, &known);
-        core.adopt_again(op, self.form, again.into_iter().map(|(hold, _)| hold).collect());
+        let soon = core.now + unconfirmed_pause(lease);
+        core.adopt_again(op, soon, self.form, again);
+        let reads = Some(MissingMarkers::Restore);
+        core.adopt_again(op, core.now, RenewalForm { reads, ..self.form }, incomplete);
         Ok(())
     }
 
@@ -96,7 +107,7 @@ impl Core {
         {
             for hold in self.restore_session(connection, session) {
                 let lock = hold.lock.clone();
-                let reads = (hold.kind == Kind::Read).then_some(MissingMarkers::Restore);
+                let reads = (hold.kind == Kind::Read).then_some(MissingMarkers::Report);
                 let form = RenewalForm { reads, verify: hold.until.is_some(), count: hold.count };
                 if let Some((form, holds)) = batches.add(form, &lock, hold) {
                     self.send(Verb::Adopt(Adoption { form, holds }), give_up);
@@ -200,15 +211,14 @@ impl Core {
         self.run_ready();
     }
 
-    /// Renews holds again that too few replicas confirmed, or whose lease was nearly over when the reply came: a resumed
-    /// session must not rely on them yet.
-    fn adopt_again(&mut self, op: &Op, form: RenewalForm, holds: Vec<HoldRecord>) {
+    /// Renews holds again, at that instant, that too few replicas confirmed, whose lease was nearly over when the reply came, or
+    /// whose markers are missing: a resumed session must not rely on them yet.
+    fn adopt_again(&mut self, op: &Op, at: Moment, form: RenewalForm, holds: Vec<HoldRecord>) {
         if holds.is_empty() {
             return;
         }
-        let soon = self.now + unconfirmed_pause(self.settings.lease);
         let give_up = op.give_up_at().since(self.now);
-        self.send_at(soon, Verb::Adopt(Adoption { form, holds }), give_up);
+        self.send_at(at, Verb::Adopt(Adoption { form, holds }), give_up);
     }
 
     /// Handles the case where Redis has not replied for longer than a renewed lease. It is asked again about a hold on which

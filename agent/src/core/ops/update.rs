@@ -27,7 +27,7 @@ impl Operation for HoldUpdate {
         };
         let hold = [(&self.name, core.numbers.field(self.kind, self.number))];
         match self.kind {
-            Kind::Read => script::renew_read(hold, self.count, wanted, MissingMarkers::Restore),
+            Kind::Read => script::renew_read(hold, self.count, wanted, self.missing),
             Kind::Lock | Kind::Fair | Kind::Write | Kind::Fenced | Kind::Red => {
                 script::renew(hold, self.count, wanted)
             }
@@ -36,7 +36,11 @@ impl Operation for HoldUpdate {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let outcome = script::parse_renew(reply, 1)?[0];
-        core.on_confirmed_update(op, self, outcome);
+        if outcome == RenewOutcome::MarkersMissing {
+            core.update_hold(Self { missing: MissingMarkers::Restore, ..self.clone() });
+        } else {
+            core.on_confirmed_update(op, self, outcome);
+        }
         Ok(())
     }
 

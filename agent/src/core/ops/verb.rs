@@ -34,6 +34,8 @@ pub(in crate::core) struct HoldUpdate {
     pub(in crate::core) count: u32,
     pub(in crate::core) owner: Owner,
     pub(in crate::core) reply_to: ReplyTo,
+    /// For a read hold. Only a reentry needs another marker.
+    pub(in crate::core) missing: MissingMarkers,
     /// The span of a reentering LOCK; disabled for other updates, which the hold's span records.
     pub(in crate::core) span: Span,
 }

@@ -61,6 +61,23 @@ fn a_reader_with_a_fixed_lease_gets_it_back_when_another_reader_has_shortened_it
 }
 
 #[test]
+fn a_reader_extends_its_lease_while_its_slot_moves_unless_its_markers_are_missing() {
+    for (network, missing_markers, extends) in
+        [(Network::Moves, false, true), (Network::Moves, true, false), (Network::Good, true, true)]
+    {
+        let mut world = World::new();
+        let reader = world.open();
+        world.lock_as(reader, "x", Kind::Read);
+        world.replies.clear();
+        (world.network, world.missing_markers) = (network, missing_markers);
+        world.extend(reader, "x", Lease::new(LEASE * 2));
+        let reply = world.reply(reader);
+        assert_eq!(reply.parse::<u64>().is_ok(), extends, "{network:?}: {reply}");
+        assert_eq!(world.missing_markers, network == Network::Moves && missing_markers);
+    }
+}
+
+#[test]
 fn a_reader_has_one_attempt_at_a_time() {
     let mut world = World::new();
     let (first, second, writer) = (world.open(), world.open(), world.open());

@@ -86,7 +86,28 @@ fn a_lock_that_redis_refuses_does_not_prevent_the_others_from_being_kept() {
     assert!(world.forbidden < 40, "{} scripts in a minute for one lock", world.forbidden);
 }
 
-/// The hold is renewed from its re-entry on, which leaves it the validity that was promised before.
+#[test]
+fn a_reader_is_kept_while_its_slot_moves() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    world.lock_as(a, "x", Kind::Read);
+    world.replies.clear();
+    world.network = Network::Moves;
+    assert_eq!(held_after_restart(&mut world, &ticket), ["x read 1"]);
+}
+
+#[test]
+fn a_readers_markers_that_are_missing_are_restored_before_its_session_is_resumed() {
+    let mut world = World::new();
+    let (a, ticket) = world.graced();
+    world.lock_as(a, "x", Kind::Read);
+    world.replies.clear();
+    world.missing_markers = true;
+    assert_eq!(held_after_restart(&mut world, &ticket), ["x read 1"]);
+    assert!(!world.missing_markers);
+}
+
+/// The hold is renewed from its reentry on, which leaves it the validity that was promised before.
 #[test]
 fn a_restored_hold_that_was_promised_for_longer_than_a_lease_survives_an_outage() {
     let mut world = World::new();

@@ -40,6 +40,8 @@ pub(super) enum Network {
     Full,
     /// Redis refuses scripts that use this lock.
     Forbids(&'static str),
+    /// The slot moves: Redis refuses scripts that could make readers' markers.
+    Moves,
     /// They run at once, but the replies take that many milliseconds; beyond the response timeout they are lost.
     Slow(u64),
 }
@@ -104,6 +106,8 @@ pub(super) struct World {
     pub(super) other_subscribers: i64,
     /// The token counters of fenced locks contain something else.
     pub(super) spoilt_counters: bool,
+    /// Readers' markers are missing, until a script restores them.
+    pub(super) missing_markers: bool,
     /// The state that the journal's records describe.
     pub(super) past: Restored,
     pub(super) disk: Disk,
@@ -170,6 +174,7 @@ impl World {
             forbidden: 0,
             other_subscribers: 0,
             spoilt_counters: false,
+            missing_markers: false,
             past: Restored::default(),
             disk: Disk::Good,
             acquisitions: Vec::new(),
@@ -467,7 +472,11 @@ impl World {
                 let error = "NOPERM this user has no permissions to access one of the keys";
                 self.core.on_failure(self.now, op, &Failure::Refused(error.to_owned()));
             }
-            Network::Forbids(_) => {
+            Network::Moves if call.keys.iter().any(|key| key.ends_with(b":rwlock_timeout")) => {
+                let error = "TRYAGAIN Multiple keys request during rehashing of slot";
+                self.core.on_failure(self.now, op, &Failure::Refused(error.to_owned()));
+            }
+            Network::Forbids(_) | Network::Moves => {
                 let reply = self.run(&call).unwrap();
                 self.answer(op, &reply);
             }

@@ -48,12 +48,14 @@ impl World {
                 Some(Value::Array(reply))
             }
             "keep" | "keep_read" => {
-                // Readers' markers, whose prefix follows the holder, are not modelled; their maximum number comes
-                // before the count, and the lease of each after its prefix.
+                // Readers' markers, whose prefix follows the holder, are all there or all missing; their maximum number
+                // comes before the count, and the lease of each after its prefix.
                 let plain = call.script.name == "keep";
                 let (first, step) = if plain { (2, 1) } else { (3, 3) };
                 let count: i64 = args[first - 1].parse().unwrap();
                 let (mut kept, mut others) = (0, Vec::new());
+                let restores = call.keys.len() > (args.len() - first) / step;
+                self.missing_markers &= !restores;
                 for ((i, key), words) in
                     (0_i64..).zip(call.keys.iter()).zip(args[first..].chunks(step))
                 {
@@ -65,7 +67,11 @@ impl World {
                             Some(field) => {
                                 *field = count;
                                 hash.expires = hash.expires.max(Some(now + ms(lease)));
-                                kept += 1;
+                                if self.missing_markers && !plain {
+                                    others.extend([i + 1, 4]);
+                                } else {
+                                    kept += 1;
+                                }
                             }
                         },
                     }
