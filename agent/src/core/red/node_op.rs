@@ -89,15 +89,14 @@ impl Operation for NodeOp {
         let refused = matches!(failure, Failure::Refused(_));
         match &self.verb {
             NodeVerb::Acquire { quorum, .. } => {
-                let may_have_run = matches!(failure, Failure::Lost(_));
-                if may_have_run {
+                if matches!(failure, Failure::Lost(_)) {
                     core.red.on_node_silent(node, core.now);
                 }
                 if !refused {
                     let server = core.nodes()[node].clone();
                     core.effects.report(Report::NodeVote { node: server, outcome: "silent" });
                 }
-                core.take_op(id);
+                let may_have_run = core.take_op(id).is_some_and(|op| op.may_have_run);
                 let answer = Answer::Failed { reason: text.to_owned(), may_have_run };
                 core.record_answer(*quorum, node, answer);
             }

@@ -154,6 +154,25 @@ fn a_hold_is_also_released_on_a_server_that_received_it_later() {
 }
 
 #[test]
+fn a_server_that_granted_while_the_agent_slept_and_is_gone_then_is_released_later() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("y", NOW, None));
+    pass(&mut world, 10);
+    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.stall(0, 12_000_000);
+    pass(&mut world, 10);
+    assert_eq!(world.standing("x"), 3);
+    world.kill(1, false);
+    pass(&mut world, 12_100);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1", "held 1"]);
+    unlock(&mut world, 0, a);
+    world.start(1);
+    pass(&mut world, 5_000);
+    assert_eq!((short_replies(&mut world, 0, a), world.standing("x")), (vec!["0".to_owned()], 0));
+}
+
+#[test]
 fn a_lock_without_a_majority_replies_with_the_servers_names_and_is_undone() {
     let mut world = three(1);
     let a = world.open(0);
