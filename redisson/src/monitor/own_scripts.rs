@@ -72,8 +72,8 @@ impl Classifier<'_> {
                 (removed, Action::Released)
             }
             Kind::Write => (effects().nth(1).is_some(), Action::Released),
-            _ if published => (true, Action::Released),
-            _ => (looked, Action::ReleaseFoundNothing),
+            _ if looked && !published => return self.own_release_silent(lock, kind, holder),
+            _ => (published, Action::Released),
         };
         if certain {
             self.emit(lock, Some(kind), Some(holder), action);
@@ -112,20 +112,26 @@ impl Classifier<'_> {
         if unit.effects().any(removed) {
             self.emit(lock, kind, Some(holder), Action::LeftQueue);
         } else if unit.effects().any(|effect| effect.is(Command::Exists, lock)) {
-            let (state, at) = (self.known.state(lock, unit.db), unit.at_micros);
-            // MONITOR shows neither whether a field was removed nor the end of a lease.
-            let held = state.map(|known| known.holder == Some(holder));
-            let in_time = state.and_then(|known| known.ends).map(|ends| at <= ends);
-            let (action, certainty) = match (held, in_time) {
-                (Some(true), Some(true)) => (Action::Released, Certainty::Certain),
-                (None, _) | (Some(true), None) => (Action::Released, Certainty::Likely),
-                (Some(false), _) | (_, Some(false)) => {
-                    (Action::ReleaseFoundNothing, Certainty::Likely)
-                }
-            };
-            self.emit_as(certainty, lock, kind, Some(holder), action);
+            self.own_release_silent(lock, Kind::Fair, holder);
         }
         self.report_dropped_waiters(lock, kind, holder);
+    }
+
+    /// A release without a message, by the known holder and its lease: MONITOR shows neither whether a field was removed nor the
+    /// end of a lease.
+    fn own_release_silent(&mut self, lock: &[u8], kind: Kind, holder: HolderId) {
+        let (state, at) = (self.known.state(lock, self.unit.db), self.unit.at_micros);
+        let held = state.map(|known| known.holder == Some(holder));
+        let in_time = state.and_then(|known| known.ends).map(|ends| at <= ends);
+        let (action, certainty) = match (held, in_time) {
+            // A plain lock's release without a message found nothing, unless the account may not publish.
+            (Some(true), Some(true)) if kind == Kind::Fair => {
+                (Action::Released, Certainty::Certain)
+            }
+            (None, _) | (Some(true), Some(true) | None) => (Action::Released, Certainty::Likely),
+            (Some(false), _) | (_, Some(false)) => (Action::ReleaseFoundNothing, Certainty::Likely),
+        };
+        self.emit_as(certainty, lock, Some(kind), Some(holder), action);
     }
 
     pub(super) fn own_force(&mut self, lock: &[u8]) {

@@ -70,7 +70,7 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
         (script::renew([(&a, one)], 2, Some(lease(90_000))), &["renewed a - 1"]),
         (script::renew([(&a, two)], 1, Some(l)), &["renewal_found_nothing a - 2"]),
         (script::hand_over(&a, &one, &two, l), &["handed_over a - 1"]),
-        (script::release(&a, &one, p), &["release_found_nothing a lock 1"]),
+        (script::release(&a, &one, p), &["release_found_nothing? a lock 1"]),
         (script::release(&a, &two, p), &["released a lock 2"]),
         (
             script::batch(&[script::acquire(&a, &one, l), script::acquire(&b, &two, l)]),
@@ -134,6 +134,20 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
     }
     let counts = watcher.decoder.counts();
     assert_eq!((counts.garbage, counts.cut), (0, 0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_release_by_an_account_that_may_not_publish_is_probably_a_release() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut watcher = Watcher::new(&bench.redis, ServerRole::Master).await?;
+    let a = name("a");
+    bench.acquire(&a, ours(1), 30_000).await?;
+    bench.client.call("ACL SETUSER default resetchannels").await?.ok()?;
+    assert_eq!(bench.release(&a, ours(1)).await?, ReleaseOutcome::Released);
+    bench.client.call("SET mark 1").await?.ok()?;
+    let events = watcher.until("mark").await?;
+    assert_eq!(shown(&events), ["acquired a lock 1", "released? a lock 1"]);
     Ok(())
 }
 
