@@ -1,6 +1,7 @@
 package io.github.lockscope.redisson;
 
 import io.github.lockscope.client.Agent;
+import io.github.lockscope.client.Hold;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -160,6 +161,29 @@ public final class PlainContract extends Contract {
             // A few remain for the next owners.
             eventually(() -> openFiles() < before + 45);
         }
+    }
+
+    /** Only the adaptor has owners. */
+    public void interruptedWaitsLeaveFewOwners() throws Exception {
+        other().lock();
+        try (var agent = new Agent()) {
+            var owners = new Owners(agent);
+            int[] made = {0};
+            eventually(() -> {
+                var waiting = new ArrayList<Running<Hold>>();
+                for (int i = 0; i < 100; i++) {
+                    long id = made[0]++;
+                    waiting.add(start(() -> owners.with(id, owner -> owner.lock(name).acquire())));
+                }
+                waiting.get(99).untilItWaits();
+                for (var wait : waiting) {
+                    wait.thread().interrupt();
+                    fails(InterruptedException.class, wait::get);
+                }
+                return made[0] >= 500 && owners.size() < made[0] / 2;
+            });
+        }
+        other().unlock();
     }
 
     private static long openFiles() throws IOException {
