@@ -21,7 +21,7 @@ import java.util.concurrent.TimeoutException;
  * names. Needs a Redis at {@code REDIS_URL}, and an agent with a lease of three seconds on it at {@code LOCKSCOPE_SOCKET}.
  *
  * <p>A test is a public method without arguments; {@link #first}, of the kind {@link #kind}, and {@link #second} are its clients. A test with
- * {@link Differs} must fail if its first client is of that kind.
+ * {@link Differs} must fail in that way if its first client is of that kind.
  */
 abstract class Contract {
     /** A test that fails with clients of one kind. */
@@ -31,6 +31,9 @@ abstract class Contract {
 
         /** The behaviour of those clients. */
         String behaviour();
+
+        /** The class of the failure. */
+        Class<? extends Throwable> failure() default AssertionError.class;
     }
 
     static final long PATIENCE = 30;
@@ -67,8 +70,8 @@ abstract class Contract {
                 var failure = failure(subject, test);
                 var difference = test.getAnnotation(Differs.class);
                 boolean differs = difference != null && difference.of() == firstKind;
-                if (differs != (failure != null)) {
-                    failed.add(test.getName() + ": " + (differs ? "it no longer differs" : failure));
+                if (differs ? !difference.failure().isInstance(failure) : failure != null) {
+                    failed.add(test.getName() + ": " + (failure == null ? "it does not differ" : failure));
                 } else if (differs) {
                     differing.add(test.getName() + ": " + difference.behaviour());
                 } else {
@@ -119,10 +122,19 @@ abstract class Contract {
             }
         }
 
-        /** Waits until the thread waits for something, and a little longer. */
-        void untilItWaits() throws InterruptedException {
-            Thread.sleep(300);
-            check(!result.isDone(), "it waits");
+        /** Waits until the thread waits for something each time of several that this looks. Fails if its work ends. */
+        void untilItWaits() throws Exception {
+            int[] seen = {0};
+            eventually(() -> {
+                Thread.sleep(50);
+                if (result.isDone()) {
+                    get();
+                    check(false, "it waits");
+                }
+                var state = thread.getState();
+                seen[0] = state == Thread.State.WAITING || state == Thread.State.TIMED_WAITING ? seen[0] + 1 : 0;
+                return seen[0] == 6;
+            });
         }
     }
 

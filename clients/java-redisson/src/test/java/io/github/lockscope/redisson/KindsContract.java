@@ -1,5 +1,6 @@
 package io.github.lockscope.redisson;
 
+import io.github.lockscope.client.RejectedException;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.concurrent.TimeUnit;
@@ -20,15 +21,17 @@ public final class KindsContract extends Contract {
         second.fair(name).lock();
         var order = Collections.synchronizedList(new ArrayList<Integer>());
         var waiting = new ArrayList<Running<Boolean>>();
-        for (int i = 0; i < 6; i++) {
-            int number = i;
-            var lock = (i % 2 == 0 ? first : second).fair(name);
-            waiting.add(start(() -> run(() -> {
-                lock.lock();
-                order.add(number);
-                lock.unlock();
-            })));
-            waiting.get(i).untilItWaits();
+        try (var redis = new Side.OfRedisson()) {
+            for (int i = 0; i < 6; i++) {
+                int number = i;
+                var lock = (i % 2 == 0 ? first : second).fair(name);
+                waiting.add(start(() -> run(() -> {
+                    lock.lock();
+                    order.add(number);
+                    lock.unlock();
+                })));
+                eventually(() -> redis.queueLength(name) == number + 1);
+            }
         }
         second.fair(name).unlock();
         for (var thread : waiting) {
@@ -175,7 +178,8 @@ public final class KindsContract extends Contract {
         mine().writeLock().unlock();
     }
 
-    @Differs(of = Side.Kind.AGENT, behaviour = "A reader that would wait for itself fails at once.")
+    @Differs(of = Side.Kind.AGENT, behaviour = "A reader that would wait for itself fails at once.",
+            failure = RejectedException.class)
     public void aReaderWaitsForTheWriteSide() throws Exception {
         var waiting = start(() -> run(() -> {
             mine().readLock().lock();

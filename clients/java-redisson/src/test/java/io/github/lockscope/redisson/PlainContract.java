@@ -127,9 +127,9 @@ public final class PlainContract extends Contract {
     }
 
     public void aLeaseRunsOut() throws Exception {
-        mine().lock(1, TimeUnit.SECONDS);
+        mine().lock(5, TimeUnit.SECONDS);
         check(!elsewhere(() -> other().tryLock()), "exclusion");
-        check(elsewhere(() -> other().tryLock(10, TimeUnit.SECONDS)), "a lock once the lease has run out");
+        check(elsewhere(() -> other().tryLock(20, TimeUnit.SECONDS)), "a lock once the lease has run out");
         check(!mine().isHeldByCurrentThread(), "no hold");
         fails(IllegalMonitorStateException.class, () -> run(() -> mine().unlock()));
     }

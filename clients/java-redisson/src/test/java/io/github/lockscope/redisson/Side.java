@@ -52,6 +52,11 @@ interface Side extends AutoCloseable {
             return config;
         }
 
+        /** Returns the number of waiters of a fair lock. */
+        int queueLength(String name) {
+            return client.getQueue("redisson_lock_queue:{" + name + "}").size();
+        }
+
         @Override
         public RLock plain(String name) {
             return client.getLock(name);
