@@ -43,7 +43,7 @@ use crate::clock::{SteadyMillis, now};
 use access::Access;
 use config::{Config, History};
 use exporter::ModelMetrics;
-use http::{About, App, MAX_STREAMS};
+use http::{App, MAX_STREAMS, PageSettings};
 use metrics::{MonitorMetrics, ScanMetrics, StreamMetrics, registrar};
 use model::Model;
 use model::actor;
@@ -272,7 +272,7 @@ fn start(
         exporter::register(registry, &hub, &sources, config.lock_names_in_metrics)?
             .with_archive(archive_sender.clone());
     let task = shutdown.spawn("model", task.run(listener, shutdown.token()));
-    let about = About {
+    let about = PageSettings {
         environment: config.environment.clone(),
         note: config.note.clone(),
         settings: config.public(),

@@ -21,13 +21,13 @@ pub(super) struct Script {
 
 /// Scripts that are sent together.
 #[derive(Debug)]
-pub(super) enum Parcel {
+pub(super) enum ScriptBatch {
     Alone(Node, Lane, Script, TraceParent),
     /// Scripts for the main server, at least two, each of which may share a call.
     Shared(Vec<Script>),
 }
 
-impl Parcel {
+impl ScriptBatch {
     /// Takes the scripts for the main server that may share a call, if any.
     pub(super) fn take(scripts: &mut Vec<Script>) -> Option<Self> {
         match scripts.len() {
@@ -36,7 +36,7 @@ impl Parcel {
         }
     }
 
-    /// Returns a parcel with one script for the main server.
+    /// Returns a batch of one script for the main server.
     pub(super) fn alone(script: Script) -> Self {
         Self::Alone(Node::Main, Lane::Commands, script, TraceParent::default())
     }
@@ -122,12 +122,12 @@ mod tests {
     fn a_single_script_is_not_sent_as_a_batch() {
         let mut sharing = scripts();
         assert!(
-            matches!(Parcel::take(&mut sharing), Some(Parcel::Shared(scripts)) if scripts.len() == 2)
+            matches!(ScriptBatch::take(&mut sharing), Some(ScriptBatch::Shared(scripts)) if scripts.len() == 2)
         );
-        assert!(Parcel::take(&mut sharing).is_none());
+        assert!(ScriptBatch::take(&mut sharing).is_none());
         sharing.extend(scripts().pop());
         assert!(
-            matches!(Parcel::take(&mut sharing), Some(Parcel::Alone(_, _, script, _)) if script.op == OpId(2))
+            matches!(ScriptBatch::take(&mut sharing), Some(ScriptBatch::Alone(_, _, script, _)) if script.op == OpId(2))
         );
         assert!(sharing.is_empty());
     }

@@ -35,13 +35,13 @@ use crate::protocol::resp::Outgoing;
 use crate::thread_time::ThreadTime;
 use crate::types::{ConnectionId, Number, Status};
 use alarm::Alarm;
-use batches::{Answers, Parcel, Script};
+use batches::{Answers, Script, ScriptBatch};
 use confirmed_calls::Replicas;
 use heartbeat::Heartbeat;
 use outcome::{Outcome, Reply};
 use redis_node::FromRedis;
 pub use servers::{Backend, ServersStart};
-use servers::{News, Servers};
+use servers::{EventStream, Servers};
 use turns::{Turns, User};
 
 /// The maximum number of inputs of workers that wait for the core.
@@ -220,7 +220,7 @@ struct Runtime {
     heartbeat: Heartbeat,
     client: ClientId,
     servers: Servers,
-    news: News,
+    news: EventStream,
     /// The main server's state and its details, if they have changed.
     redis_state: Option<(bool, String)>,
     metrics: Arc<Metrics>,
@@ -247,7 +247,7 @@ struct Runtime {
 /// A script that an effect requests.
 enum Dispatch {
     Renewal(Node, OpId, Lane, Call, TraceParent),
-    Commands(Parcel),
+    Commands(ScriptBatch),
 }
 
 impl Runtime {
@@ -264,7 +264,7 @@ impl Runtime {
                     Dispatch::Renewal(node, op, lane, call, trace_parent) => {
                         renewals.push(self.servers.call(node, op, lane, call, &trace_parent));
                     }
-                    Dispatch::Commands(parcel) => replies.push(self.servers.send(parcel)),
+                    Dispatch::Commands(batch) => replies.push(self.servers.send(batch)),
                 }
             }
             self.show_gauges();
@@ -292,8 +292,8 @@ impl Runtime {
                 () = alarm.ring() => {}
                 Some(outcome) = renewals.next(), if !renewals.is_empty() => self.on_outcome(outcome),
                 Some(answers) = replies.next(), if !replies.is_empty() => {
-                    let left = self.on_answers(answers).into_iter().map(Parcel::alone);
-                    replies.extend(left.map(|parcel| self.servers.send(parcel)));
+                    let left = self.on_answers(answers).into_iter().map(ScriptBatch::alone);
+                    replies.extend(left.map(|batch| self.servers.send(batch)));
                 }
                 Some((node, event)) = self.news.next() => self.on_redis(node, event),
                 written = written(&mut self.journal) => self.on_written(&written),
@@ -327,13 +327,14 @@ impl Runtime {
                             && self.servers.may_share(node, &script.call);
                         // Commands are sent in order.
                         if !shares || self.sharing.len() == MAX_CALLS {
-                            dispatches
-                                .extend(Parcel::take(&mut self.sharing).map(Dispatch::Commands));
+                            dispatches.extend(
+                                ScriptBatch::take(&mut self.sharing).map(Dispatch::Commands),
+                            );
                         }
                         if shares {
                             self.sharing.push(script);
                         } else {
-                            let alone = Parcel::Alone(node, lane, script, trace_parent);
+                            let alone = ScriptBatch::Alone(node, lane, script, trace_parent);
                             dispatches.push(Dispatch::Commands(alone));
                         }
                     }
@@ -341,7 +342,7 @@ impl Runtime {
                 other => self.apply(other),
             }
         }
-        dispatches.extend(Parcel::take(&mut self.sharing).map(Dispatch::Commands));
+        dispatches.extend(ScriptBatch::take(&mut self.sharing).map(Dispatch::Commands));
     }
 
     /// Begins to drain: no more locks are granted, and holders have a limited time to finish.

@@ -79,7 +79,7 @@ struct ClusterNode {
 }
 
 /// Events from a cluster.
-struct News {
+struct ClusterEvents {
     inner: Arc<Inner>,
     state: watch::Receiver<ClusterState>,
     nodes: SelectAll<BoxStream<'static, (Address, FromRedis)>>,
@@ -101,7 +101,7 @@ impl RedisCluster {
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
         let state = cluster.state();
         let inner = Arc::new(Inner { cluster, routes: Mutex::default() });
-        let news = News {
+        let news = ClusterEvents {
             inner: Arc::clone(&inner),
             state,
             nodes: SelectAll::new(),
@@ -310,7 +310,7 @@ impl Routes {
     }
 }
 
-impl News {
+impl ClusterEvents {
     async fn next(&mut self) -> FromRedis {
         loop {
             tokio::select! {

@@ -89,7 +89,7 @@ impl Verified {
 }
 
 /// Events from one Redis server.
-struct News {
+struct ServerEvents {
     state: watch::Receiver<LinkState>,
     renewals_state: watch::Receiver<LinkState>,
     /// The states of the connections for scripts that replicas must confirm.
@@ -177,7 +177,7 @@ impl RedisNode {
         if !options.red {
             metrics.replicated_server(&node);
         }
-        let news = News {
+        let news = ServerEvents {
             state,
             renewals_state,
             replicated_states: replicated.iter().flat_map(Replicated::states).collect(),
@@ -309,7 +309,7 @@ async fn plain(link: &Link, call: &Call, asking: bool) -> Result<Answer, CallErr
     answer.await.map(Answer::Plain)
 }
 
-impl News {
+impl ServerEvents {
     async fn next(&mut self) -> FromRedis {
         loop {
             while let Some(event) = self.received.pop_front() {

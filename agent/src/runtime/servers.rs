@@ -13,7 +13,7 @@ use service_kit::redis::{Cluster, Endpoint, Target};
 use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 
-use super::batches::{self, Answers, Parcel, Script};
+use super::batches::{self, Answers, Script, ScriptBatch};
 use super::confirmed_calls::Replicas;
 use super::outcome::Outcome;
 use super::redis_cluster::RedisCluster;
@@ -43,7 +43,7 @@ pub struct ServersStart {
 }
 
 /// Events from all servers.
-pub(super) type News = SelectAll<BoxStream<'static, (Node, FromRedis)>>;
+pub(super) type EventStream = SelectAll<BoxStream<'static, (Node, FromRedis)>>;
 
 enum MainServer {
     Server(RedisNode),
@@ -63,7 +63,7 @@ impl Servers {
         replicas: Replicas,
         metrics: &Arc<Metrics>,
         shutdown: &Shutdown,
-    ) -> (Self, News) {
+    ) -> (Self, EventStream) {
         let options = NodeOptions {
             client: start.client,
             connect_timeout: start.connect_timeout,
@@ -105,13 +105,13 @@ impl Servers {
     }
 
     /// Sends scripts of commands. The future returns their outcomes.
-    pub(super) fn send(&self, parcel: Parcel) -> impl Future<Output = Answers> + use<> {
-        match parcel {
-            Parcel::Alone(node, lane, Script { user, op, call }, trace_parent) => {
+    pub(super) fn send(&self, batch: ScriptBatch) -> impl Future<Output = Answers> + use<> {
+        match batch {
+            ScriptBatch::Alone(node, lane, Script { user, op, call }, trace_parent) => {
                 let sent = self.call(node, op, lane, call, &trace_parent);
                 Either::Left(sent.map(move |outcome| Answers::Alone(user, outcome)))
             }
-            Parcel::Shared(scripts) => {
+            ScriptBatch::Shared(scripts) => {
                 let (call, trace_parent) = (batches::join(&scripts), TraceParent::default());
                 let sent =
                     self.call(Node::Main, scripts[0].op, Lane::Commands, call, &trace_parent);

@@ -55,7 +55,7 @@ async fn accept_and_reject(
 ) {
     let (rejections, mut rejected) = mpsc::channel(MAX_REJECTED);
     let permits = Permits::new(max_sessions, rustix::process::geteuid().as_raw());
-    let door = Door { shared: Arc::new(shared), permits, sessions, rejections };
+    let admission = Admission { shared: Arc::new(shared), permits, sessions, rejections };
     let rejecting = async {
         while let Some((stream, full)) = rejected.recv().await {
             tokio::time::sleep(rejection_pause).await;
@@ -67,22 +67,22 @@ async fn accept_and_reject(
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
-            evict(&door.shared);
+            evict(&admission.shared);
         }
     };
-    let all = async { tokio::join!(door.accept(socket), rejecting, evicting) };
+    let all = async { tokio::join!(admission.accept(socket), rejecting, evicting) };
     closed.run_until_cancelled(all).await;
 }
 
 /// The decision about each new connection.
-struct Door {
+struct Admission {
     shared: Arc<Shared>,
     permits: Permits,
     sessions: TaskTracker,
     rejections: mpsc::Sender<(UnixStream, Full)>,
 }
 
-impl Door {
+impl Admission {
     /// Accepts connections without end.
     async fn accept(&self, socket: &mut Socket) {
         let mut pause = FAILURE_PAUSE;

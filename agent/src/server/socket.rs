@@ -109,7 +109,7 @@ struct SocketFile {
 
 /// The thing at the path of a socket's file.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum PathState {
     Own,
     Nothing,
     /// Another process has put it there. Its socket may be stale.
@@ -206,13 +206,13 @@ impl Socket {
 
     async fn restore(&mut self) {
         let Some(file) = &mut self.file else { return };
-        match file.place() {
-            Place::Own => {
+        match file.path_state() {
+            PathState::Own => {
                 file.failed = None;
                 return self.report();
             }
-            Place::Other if file.failed.is_some_and(|at| at.elapsed() < PROBE_PAUSE) => return,
-            Place::Nothing | Place::Other => {}
+            PathState::Other if file.failed.is_some_and(|at| at.elapsed() < PROBE_PAUSE) => return,
+            PathState::Nothing | PathState::Other => {}
         }
         let path = file.path.clone();
         let created = match &file.settings {
@@ -245,12 +245,12 @@ impl Socket {
 }
 
 impl SocketFile {
-    fn place(&self) -> Place {
+    fn path_state(&self) -> PathState {
         use io::ErrorKind::{NotADirectory, NotFound};
         match inode_of(&self.path) {
-            Ok(inode) if Some(inode) != self.inode => Place::Other,
-            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Place::Nothing,
-            Ok(_) | Err(_) => Place::Own,
+            Ok(inode) if Some(inode) != self.inode => PathState::Other,
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => PathState::Nothing,
+            Ok(_) | Err(_) => PathState::Own,
         }
     }
 }
@@ -577,7 +577,7 @@ mod tests {
         for expected in [1, 0, 0] {
             socket.restore().await;
             assert_eq!(probes(), expected);
-            assert_eq!(socket.file.as_ref().unwrap().place(), Place::Other);
+            assert_eq!(socket.file.as_ref().unwrap().path_state(), PathState::Other);
         }
         tokio::time::advance(PROBE_PAUSE).await;
         socket.restore().await;

@@ -3,9 +3,9 @@
 use rusqlite::Connection;
 
 use super::columns::{instant, stored};
-use super::patience::Patience;
 use super::reader::Reader;
 use super::search::{EventSearch, SOURCES, fields, scan};
+use super::search_deadline::SearchDeadline;
 use crate::clock::SteadyMillis;
 use crate::model::types::{EVENT_WORDS, EventFields};
 
@@ -92,10 +92,10 @@ impl Reader {
 /// Counts all events of a span, using only the indexes.
 fn count(connection: &Connection, search: &EventSearch) -> rusqlite::Result<Density> {
     let mut density = Density::new(search.from, search.to);
-    let patience = Patience::new();
+    let deadline = SearchDeadline::new();
     let (by_index, acts) = SOURCES.split_at(SOURCES.len() - 1);
     for bucket in (0..BUCKETS).rev() {
-        if patience.is_over() {
+        if deadline.is_over() {
             density.counted_from = Some(density.start(bucket + 1));
             break;
         }
@@ -129,11 +129,11 @@ fn count_matching(
     matches: &impl Fn(&EventFields<'_>) -> bool,
 ) -> rusqlite::Result<Density> {
     let mut density = Density::new(search.from, search.to);
-    let mut patience = Patience::new();
+    let mut deadline = SearchDeadline::new();
     let whole = EventSearch { cursor: None, ..search.clone() };
     scan(connection, &whole, true, |position, row| {
         let at = instant(position.at);
-        if patience.spend_row() {
+        if deadline.spend_row() {
             density.counted_from = Some(at);
             return Ok(false);
         }

@@ -5,8 +5,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::columns::{instant, lock, stored};
-use super::patience::Patience;
 use super::reader::{Gap, Reader, gap_at, hold_from};
+use super::search_deadline::SearchDeadline;
 use crate::clock::SteadyMillis;
 use crate::model::types::{EventFields, LockId, PastHoldView};
 
@@ -99,7 +99,7 @@ fn matching(
     at: SteadyMillis,
     matches: &impl Fn(&EventFields<'_>) -> bool,
 ) -> rusqlite::Result<(Vec<(i64, i64)>, bool)> {
-    let (at, mut patience, mut found) = (stored(at), Patience::new(), Vec::new());
+    let (at, mut deadline, mut found) = (stored(at), SearchDeadline::new(), Vec::new());
     // The query reads either all holds before the instant or all after it, whichever are fewer.
     let bounds = "SELECT (SELECT min(began) FROM hold), (SELECT max(began) FROM hold)";
     let (first, last): (Option<i64>, Option<i64>) =
@@ -115,7 +115,7 @@ fn matching(
         ))?;
         let mut rows = holds.query([at])?;
         while let Some(row) = rows.next()? {
-            if patience.spend_row() {
+            if deadline.spend_row() {
                 return Ok((found, false));
             }
             if fields(row)?.is_some_and(|hold| matches(&hold)) {

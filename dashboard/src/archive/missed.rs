@@ -11,7 +11,7 @@ use crate::model::types::{LockId, LockView, Snapshot};
 
 /// The rows that may lack an end.
 #[derive(Debug)]
-pub(super) struct Unsure {
+pub(super) struct OpenRows {
     at: SteadyMillis,
     last_hold: i64,
     last_problem: i64,
@@ -21,7 +21,7 @@ pub(super) struct Unsure {
     scanned: Vec<(Arc<str>, u32)>,
 }
 
-impl Unsure {
+impl OpenRows {
     /// Returns the present rows, after entries were lost.
     pub(super) fn new(
         connection: &Connection,
@@ -121,9 +121,10 @@ mod tests {
             let hold = "INSERT INTO hold VALUES (?1, ?2, x'61', 'a', 1000, 1, NULL, NULL)";
             connection.execute(hold, params![deployment, db]).unwrap();
         }
-        let unsure = Unsure::new(&connection, &scanned(&["main"]), SteadyMillis(5_000)).unwrap();
+        let open_rows =
+            OpenRows::new(&connection, &scanned(&["main"]), SteadyMillis(5_000)).unwrap();
         // What has been scanned since may not be published yet.
-        unsure.end(&mut connection, &scanned(&["main", "off"])).unwrap();
+        open_rows.end(&mut connection, &scanned(&["main", "off"])).unwrap();
         let mut open =
             connection.prepare("SELECT deployment, db FROM hold WHERE ended IS NULL").unwrap();
         let open = open.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
@@ -144,10 +145,10 @@ mod tests {
             let row = "INSERT INTO acknowledged VALUES ('main', 0, ?1, 'leaked', 'a', 'b', ?2, 9)";
             connection.execute(row, params![name.as_bytes(), stored(of)]).unwrap();
         }
-        let unsure = Unsure::new(&connection, &scanned(&["main"]), at).unwrap();
+        let open_rows = OpenRows::new(&connection, &scanned(&["main"]), at).unwrap();
         let views = [("withdrawn", leaked()), ("lasts", acknowledged()), ("new", leaked())];
         let views = views.map(|(name, problem)| view(name, problem));
-        unsure.end(&mut connection, &published(views).snapshot).unwrap();
+        open_rows.end(&mut connection, &published(views).snapshot).unwrap();
         let mut rows = connection.prepare("SELECT CAST(name AS TEXT) FROM acknowledged").unwrap();
         let rows = rows.query_map([], |row| row.get(0)).unwrap();
         let rows: Vec<String> = rows.map(Result::unwrap).collect();
@@ -171,10 +172,10 @@ mod tests {
         add(&connection, "a", "another", ProblemKind::Stuck);
         add(&connection, "gone", &holder, ProblemKind::Leaked);
         let now = SteadyMillis(5_000);
-        let unsure = Unsure::new(&connection, &scanned(&["main"]), now).unwrap();
+        let open_rows = OpenRows::new(&connection, &scanned(&["main"]), now).unwrap();
         // It began after the snapshot.
         add(&connection, "new", &holder, ProblemKind::Leaked);
-        unsure.end(&mut connection, &published([view]).snapshot).unwrap();
+        open_rows.end(&mut connection, &published([view]).snapshot).unwrap();
         let rows = |query: &str| -> Vec<(String, Option<i64>)> {
             let mut rows = connection.prepare(query).unwrap();
             let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();

@@ -11,11 +11,11 @@ mod insert;
 mod instant;
 mod missed;
 mod opened;
-mod patience;
 mod place;
 mod reader;
 mod schema;
 mod search;
+mod search_deadline;
 mod writer;
 
 #[cfg(test)]

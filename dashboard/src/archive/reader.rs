@@ -35,14 +35,14 @@ const MAX_GAPS: usize = 1_000;
 /// A reader of the history. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Reader {
-    connection: Arc<OneAtATime>,
+    connection: Arc<SerialConnection>,
     /// The connection for queries that may take long, so that other queries do not wait for them.
-    searches: Arc<OneAtATime>,
+    searches: Arc<SerialConnection>,
 }
 
 /// A connection that runs one query at a time. The others wait without a thread, however many there are.
 #[derive(Debug)]
-struct OneAtATime {
+struct SerialConnection {
     turn: Arc<tokio::sync::Mutex<()>>,
     connection: Mutex<Connection>,
 }
@@ -73,8 +73,8 @@ impl Reader {
     pub(super) fn open(path: &Path) -> rusqlite::Result<Self> {
         let (connection, searches) = (read_only(path)?, read_only(path)?);
         Ok(Self {
-            connection: Arc::new(OneAtATime::new(connection)),
-            searches: Arc::new(OneAtATime::new(searches)),
+            connection: Arc::new(SerialConnection::new(connection)),
+            searches: Arc::new(SerialConnection::new(searches)),
         })
     }
 
@@ -288,7 +288,7 @@ fn restore_acknowledgements(
     Ok(())
 }
 
-impl OneAtATime {
+impl SerialConnection {
     fn new(connection: Connection) -> Self {
         Self { turn: Arc::default(), connection: Mutex::new(connection) }
     }

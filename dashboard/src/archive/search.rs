@@ -9,8 +9,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::columns::{instant, stored};
-use super::patience::Patience;
 use super::reader::Reader;
+use super::search_deadline::SearchDeadline;
 use crate::clock::SteadyMillis;
 use crate::model::types::{EVENT_WORDS, EventFields, LockId};
 use crate::schema::words;
@@ -157,9 +157,9 @@ fn page(
 ) -> rusqlite::Result<FoundEvents> {
     let descending = search.cursor.map_or(search.newest_first, |cursor| !cursor.later);
     let (mut found, mut last, mut more, mut reached) = (Vec::new(), None, false, None);
-    let mut patience = Patience::new();
+    let mut deadline = SearchDeadline::new();
     scan(connection, search, descending, |position, row| {
-        if patience.spend_row() {
+        if deadline.spend_row() {
             reached = Some(position.at);
             return Ok(false);
         }

@@ -15,7 +15,7 @@ use super::columns::stored;
 use super::earlier_rows::EarlierRows;
 use super::folder::{Folder, Restored};
 use super::insert::insert;
-use super::missed::Unsure;
+use super::missed::OpenRows;
 use super::reader::Reader;
 use super::{ArchiveSender, MAX_AGE_MS, MAX_BYTES, MAX_NAMES};
 use crate::clock::{self, SteadyMillis};
@@ -87,10 +87,10 @@ struct Table {
     limit: u64,
     /// True if the last write failed.
     has_failed: bool,
-    /// True if rows may lack an end that `unsure` does not know of.
+    /// True if rows may lack an end that `open_rows` does not know of.
     has_lost: bool,
     /// The rows that may lack an end, since entries were lost before that.
-    unsure: Option<Unsure>,
+    open_rows: Option<OpenRows>,
     /// The entries about acknowledgements that could not be written yet, oldest first.
     unwritten: Vec<ArchiveEntry>,
 }
@@ -229,7 +229,7 @@ impl Table {
             settled: now.plus(SETTLING_MS),
             limit: MAX_BYTES,
             has_lost: false,
-            unsure: None,
+            open_rows: None,
             unwritten: Vec::new(),
         })
     }
@@ -251,7 +251,7 @@ impl Table {
         let span = copied.map_or_else(|| begin_span(&connection, now), Ok)?;
         self.reader.change_to(&folder.file())?;
         (self.connection, self.folder, self.span) = (connection, folder, span);
-        (self.has_lost, self.unsure) = (true, None);
+        (self.has_lost, self.open_rows) = (true, None);
         let file = self.folder.file();
         if is_copy {
             tracing::warn!(file = %file.display(), "history removed; created it again");
@@ -339,14 +339,14 @@ impl Table {
     /// Ends the holds and problems whose end was lost before the previous call. Every entry about the snapshot must have been
     /// written, or lost.
     fn end_missed(&mut self, snapshot: &Snapshot, now: SteadyMillis) -> rusqlite::Result<()> {
-        if let Some(unsure) = self.unsure.take() {
+        if let Some(open_rows) = self.open_rows.take() {
             // The rows of other databases are left.
-            self.has_lost |= !unsure.complete;
-            unsure.end(&mut self.connection, snapshot)?;
+            self.has_lost |= !open_rows.complete;
+            open_rows.end(&mut self.connection, snapshot)?;
             self.earlier.follow_deletions(&self.connection)?;
         }
         if self.has_lost {
-            self.unsure = Some(Unsure::new(&self.connection, snapshot, now)?);
+            self.open_rows = Some(OpenRows::new(&self.connection, snapshot, now)?);
             self.has_lost = false;
         }
         Ok(())
@@ -653,7 +653,7 @@ mod tests {
         for _ in 0..2 {
             table.end_missed(&snapshot, now).unwrap();
         }
-        assert!(table.unsure.is_none() && !table.has_lost);
+        assert!(table.open_rows.is_none() && !table.has_lost);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use service_kit::http::ServerTls;
 use service_kit::settings::Raw;
 
 use super::Flags;
-use super::words::origin_of;
+use super::parsers::origin_of;
 use crate::access::Access;
 use crate::access::agent_keys::AgentKeys;
 use crate::access::attempts::Attempts;

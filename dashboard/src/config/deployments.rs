@@ -7,8 +7,8 @@ use std::path::Path;
 use service_kit::redis::{self, Password};
 use service_kit::settings::Raw;
 
+use super::parsers::NamedUrl;
 use super::redis_table::RedisTable;
-use super::words::NamedUrl;
 use super::{Deployment, Flags, MAX_DEPLOYMENTS};
 
 /// The Redis server that is watched if none is named.

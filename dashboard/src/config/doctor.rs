@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::{Args, Parser};
 use service_kit::settings::{self, HumanDuration, Stop};
 
-use super::words::at_least_a_second;
+use super::parsers::at_least_a_second;
 use super::{Config, Flags, PROGRAM, build};
 
 /// The options that the dashboard does not have.

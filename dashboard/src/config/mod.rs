@@ -4,10 +4,10 @@ mod access;
 mod deployments;
 mod doctor;
 mod lock_table;
+mod parsers;
 mod public;
 mod redis_table;
 mod sources;
-mod words;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
@@ -27,12 +27,12 @@ use crate::model;
 
 pub use doctor::DoctorOptions;
 use lock_table::rules;
-use redis_table::RedisTable;
-pub use sources::{MonitorMode, MonitorSettings, ReadFrom, ScanSettings};
-pub use words::ByteSize;
-use words::{
+pub use parsers::ByteSize;
+use parsers::{
     NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, link, note, public_url,
 };
+use redis_table::RedisTable;
+pub use sources::{MonitorMode, MonitorSettings, ReadFrom, ScanSettings};
 
 /// The maximum number of deployments, and of databases of one.
 const MAX_DEPLOYMENTS: usize = 32;

@@ -74,7 +74,7 @@ pub(super) async fn check(
     }
     if rights_of_nodes.iter().all(|(rights, _)| rights.may_count_subscribers()) {
         let shards = rights_of_nodes.iter().any(|(_, features)| features.shards);
-        count_listeners(&mut databases, shards).await.map_err(said)?;
+        count_listeners(&mut databases, shards).await.map_err(describe)?;
     }
     read_again(&mut databases).await?;
     let mut holders = Holders::default();
@@ -107,7 +107,7 @@ impl NodeCheck<'_> {
         parts: &mut Parts,
     ) -> Result<(Rights, Features), String> {
         let Self { config, deployment, node, shutdown, .. } = self;
-        let state = ServerState::read(&node.link, config.monitor.budget).await.map_err(said)?;
+        let state = ServerState::read(&node.link, config.monitor.budget).await.map_err(describe)?;
         parts.servers.push(state.summary(&node.subject));
         parts.findings.extend(state.judge(&node.subject, &deployment.dbs, config.monitor.max_ops));
         if node.info.cluster && !deployment.target.is_cluster() {
@@ -131,7 +131,7 @@ impl NodeCheck<'_> {
         let trial = connected(node.endpoint.clone(), shutdown).await?.0;
         let user = deployment.target.user();
         let rights = Rights::try_all(user, (&trial, &node.endpoint), features, shutdown).await;
-        let rights = rights.map_err(said)?;
+        let rights = rights.map_err(describe)?;
         let (mut unreadable, mut hashes) = (0, 0);
         if rights.can_read_locks() && !state.is_too_old() {
             for db in &deployment.dbs {
@@ -324,7 +324,7 @@ async fn finish(
     parts: &mut Parts,
 ) -> Result<(Vec<Finding>, LockSummary), String> {
     let names: Vec<LockName> = database.suspects.iter().take(limit).cloned().collect();
-    database.surveyor.measure(&names).await.map_err(said)?;
+    database.surveyor.measure(&names).await.map_err(describe)?;
     let (survey, usage) = database.surveyor.finish();
     parts.cost.keys += survey.keys;
     parts.cost.commands += usage.commands;
@@ -335,13 +335,13 @@ async fn finish(
 
 fn read_failure(error: ReadError) -> String {
     match error {
-        ReadError::Call(error) => said(error),
+        ReadError::Call(error) => describe(error),
         ReadError::UnexpectedReply(_) => error.to_string(),
     }
 }
 
 /// Describes a call without an answer.
-fn said(error: CallError) -> String {
+fn describe(error: CallError) -> String {
     match error {
         CallError::Unsent { reason } | CallError::Lost { reason } => {
             format!("the connection was lost during the pass: {reason}")

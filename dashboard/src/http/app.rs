@@ -35,7 +35,7 @@ pub struct App(Arc<Inner>);
 
 /// The parts of the settings that pages and bundles show.
 #[derive(Debug, Default)]
-pub struct About {
+pub struct PageSettings {
     pub environment: Option<String>,
     /// The note at the head of every page.
     pub note: Option<String>,
@@ -53,7 +53,7 @@ pub struct Inner {
     /// The states of the sources.
     pub sources: Arc<Sources>,
     /// The parts of the settings that pages and bundles show.
-    pub about: About,
+    pub about: PageSettings,
     pub streams: Streams,
     /// The locks that visitors look at.
     pub viewers: Viewers,
@@ -114,7 +114,7 @@ impl App {
         hub: Arc<Hub>,
         model: ModelHandle,
         sources: Arc<Sources>,
-        about: About,
+        about: PageSettings,
         metrics: StreamMetrics,
         archive: Option<Reader>,
         releases: Option<Arc<Releases>>,

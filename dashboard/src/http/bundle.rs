@@ -30,7 +30,7 @@ struct Bundle<'a> {
     #[serde(serialize_with = "crate::clock::as_wall")]
     made_at: SteadyMillis,
     made_by: Option<&'a str>,
-    dashboard: About<'a>,
+    dashboard: BundleHead<'a>,
     lock: &'a LockId,
     /// The current state of the lock; null if it is unknown, and `why` says what was found instead.
     now: Option<&'a LockView>,
@@ -47,7 +47,7 @@ struct Bundle<'a> {
 }
 
 #[derive(Serialize)]
-struct About<'a> {
+struct BundleHead<'a> {
     version: &'static str,
     environment: Option<&'a str>,
     note: Option<&'a str>,
@@ -119,7 +119,7 @@ pub async fn bundle(
         form: FORM,
         made_at,
         made_by,
-        dashboard: About {
+        dashboard: BundleHead {
             version: page.chrome.version,
             environment: app.about.environment.as_deref(),
             note: app.about.note.as_deref(),

@@ -22,6 +22,6 @@ pub mod streams;
 pub mod trace;
 pub mod viewers;
 
-pub use app::{About, App};
+pub use app::{App, PageSettings};
 pub use router::{metrics_router, router};
 pub use streams::MAX_STREAMS;

@@ -192,7 +192,7 @@ impl Model {
             let scope = self.home(scope, name);
             self.update(scope, name, at, |record, _, effects| {
                 if in_doubt {
-                    record.released_in_doubt(at, effects);
+                    record.possibly_released(at, effects);
                 } else {
                     record.released(at, Source::Channels, Ending::Released, effects);
                 }

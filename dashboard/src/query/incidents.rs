@@ -25,7 +25,7 @@ const MAX_NAMES: usize = 100;
 #[derive(Debug, Clone)]
 pub struct IncidentRow {
     /// The deployments with the key of the incident on each. There are several only if it has red locks.
-    places: BTreeSet<Place>,
+    places: BTreeSet<IncidentId>,
     pub problem: ProblemKind,
     pub certainty: Certainty,
     /// The beginning of its first problem.
@@ -41,7 +41,7 @@ pub struct IncidentRow {
 }
 
 /// A deployment, and the key of an incident that distinguishes it from others of the same problem there.
-type Place = (Arc<str>, String);
+type IncidentId = (Arc<str>, String);
 
 #[derive(Serialize, ToSchema)]
 #[schema(as = Incident)]
@@ -382,7 +382,7 @@ impl Listed for IncidentRow {
 
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let troubled = published.snapshot.notable().filter(|lock| !lock.problems.is_empty());
-        let mut incidents: BTreeMap<(ProblemKind, BTreeSet<Place>), Self> = BTreeMap::new();
+        let mut incidents: BTreeMap<(ProblemKind, BTreeSet<IncidentId>), Self> = BTreeMap::new();
         for lock in troubled {
             for problem in &lock.problems {
                 let incident = Self::new(lock, problem);

@@ -159,7 +159,7 @@ impl SharedPages {
 #[derive(Debug)]
 struct List {
     used: Mutex<Instant>,
-    facets: Mutex<Option<Made<Facets>>>,
+    facets: Mutex<Option<CachedResult<Facets>>>,
     /// Each page has a separate mutex, so that a page whose counts are stored waits for no other.
     pages: Mutex<HashMap<PageKey, Arc<Mutex<Page>>>>,
 }
@@ -169,13 +169,13 @@ type PageKey = (Option<Cursor>, usize);
 
 /// A result that was made from a snapshot.
 #[derive(Debug)]
-struct Made<T> {
+struct CachedResult<T> {
     seq: u64,
     at: SteadyMillis,
     it: Arc<T>,
 }
 
-impl<T> Made<T> {
+impl<T> CachedResult<T> {
     fn new(it: Arc<T>, snapshot: &Snapshot, at: SteadyMillis) -> Self {
         Self { seq: snapshot.seq, at, it }
     }
@@ -217,7 +217,7 @@ impl List {
         }
         let (rows, facets) = query.pick_and_count(snapshot, at, threads);
         let facets = Arc::new(facets);
-        *counts = Some(Made::new(Arc::clone(&facets), snapshot, at));
+        *counts = Some(CachedResult::new(Arc::clone(&facets), snapshot, at));
         Counted { rows: keep(&mut page, rows, snapshot, at), facets: Some(facets) }
     }
 
@@ -243,7 +243,7 @@ impl List {
 }
 
 /// The rows of a page, or `None` before its first request.
-type Page = Option<Made<Rows<LockRow>>>;
+type Page = Option<CachedResult<Rows<LockRow>>>;
 
 /// Returns the rows of a page. They are made again if the stored ones are from an earlier snapshot.
 fn current_rows(
@@ -266,7 +266,7 @@ fn keep(
 ) -> Arc<Rows<LockRow>> {
     let before = page.take().filter(|made| made.it.is_same(&rows));
     let rows = before.map_or_else(|| Arc::new(rows), |made| made.it);
-    *page = Some(Made::new(Arc::clone(&rows), snapshot, at));
+    *page = Some(CachedResult::new(Arc::clone(&rows), snapshot, at));
     rows
 }
 

@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 use tokio::sync::watch::Sender;
 use tokio::time::Instant;
 
-use super::offer::{Begun, Outcomes};
+use super::offer::{Outcomes, StartOutcome};
 use super::{Choice, Member, Offer, Operator, ReleaseError, Releases, Running, checked_reason};
 use crate::model::types::LockId;
 use crate::query::incidents::IncidentRow;
@@ -135,8 +135,8 @@ impl Releases {
             let size = batch.offers.iter().map(|(_, choices)| choices.len()).sum();
             let limit = &self.release_limit;
             match self.batches.lock().begin(&request.seen, (None, size), limit, now)? {
-                Begun::Before(running) => Ok(running),
-                Begun::Now(outcomes, running) => {
+                StartOutcome::Before(running) => Ok(running),
+                StartOutcome::Now(outcomes, running) => {
                     let (this, operator) = (Arc::clone(self), operator.clone());
                     tokio::spawn(async move {
                         this.release_all(&batch, &reason, &operator, &outcomes).await;

@@ -30,7 +30,7 @@ use crate::redis::{TIMEOUT, resolver_options};
 use crate::text::visible;
 
 use batch::Batch;
-use offer::{Begun, Offers};
+use offer::{Offers, StartOutcome};
 use route::{Nodes, Route};
 
 pub use offer::{Choice, Offer, Running, Target};
@@ -366,8 +366,8 @@ impl Releases {
         let begun =
             self.offers.lock().begin(&request.seen, wanted, &self.release_limit, Instant::now());
         let running = match begun {
-            Ok(Begun::Before(running)) => running,
-            Ok(Begun::Now(outcomes, running)) => {
+            Ok(StartOutcome::Before(running)) => running,
+            Ok(StartOutcome::Now(outcomes, running)) => {
                 let (this, operator) = (Arc::clone(self), operator.clone());
                 let reason = reason.to_owned();
                 // A browser drops the request of a first click when a second one follows.

@@ -321,7 +321,7 @@ impl Running {
 }
 
 /// The answer to a request to release what was offered.
-pub(super) enum Begun {
+pub(super) enum StartOutcome {
     /// The release begins, and its outcomes have to be sent.
     Now(watch::Sender<Outcomes>, Running),
     /// An earlier request has begun it.
@@ -397,11 +397,11 @@ impl<T, const MOST: usize> Offers<T, MOST> {
         (target, of): (Option<Target>, usize),
         limit: &RateLimit,
         now: Instant,
-    ) -> Result<Begun, ReleaseError> {
+    ) -> Result<StartOutcome, ReleaseError> {
         let stored = self.0.iter_mut().find(|stored| stored.id == id);
         let stored = stored.ok_or(ReleaseError::Stale)?;
         match &stored.used {
-            Some((used, running)) if *used == target => Ok(Begun::Before(running.clone())),
+            Some((used, running)) if *used == target => Ok(StartOutcome::Before(running.clone())),
             Some(_) => Err(ReleaseError::Stale),
             None if !limit.take() => Err(ReleaseError::Limited),
             None => {
@@ -409,7 +409,7 @@ impl<T, const MOST: usize> Offers<T, MOST> {
                 let running = Running { of, outcomes };
                 stored.used = Some((target, running.clone()));
                 stored.until = now + KEPT;
-                Ok(Begun::Now(sender, running))
+                Ok(StartOutcome::Now(sender, running))
             }
         }
     }
@@ -574,8 +574,10 @@ mod tests {
         let seen = offers.store(stored.into(), None, now);
         let limit = RateLimit::new(1);
         let mut begin = |target, at| offers.begin(&seen, (Some(target), 1), &limit, at);
-        let Ok(Begun::Now(outcomes, running)) = begin(Target::Lock, now) else { panic!("begun") };
-        let Ok(Begun::Before(second)) = begin(Target::Lock, now) else { panic!("repeated") };
+        let Ok(StartOutcome::Now(outcomes, running)) = begin(Target::Lock, now) else {
+            panic!("begun")
+        };
+        let Ok(StartOutcome::Before(second)) = begin(Target::Lock, now) else { panic!("repeated") };
         assert_eq!(begin(place, now).err(), Some(ReleaseError::Stale));
         outcomes.send_modify(|all| all.push((id.clone(), Outcome::Released)));
         for running in [running, second] {
@@ -597,7 +599,7 @@ mod tests {
         let mut offers = Offers::<Offer, 3>::default();
         let seen = offers.store(offer(b"a", &[1], false).unwrap().into(), None, Instant::now());
         let begun = offers.begin(&seen, (None, 1), &RateLimit::new(1), Instant::now());
-        let Ok(Begun::Now(outcomes, running)) = begun else { panic!("begun") };
+        let Ok(StartOutcome::Now(outcomes, running)) = begun else { panic!("begun") };
         drop(outcomes);
         assert!(running.outcomes().await.is_empty());
     }

@@ -19,7 +19,7 @@ use crate::release::{MAX_REASON, Outcome, VALID};
 const NAMED: usize = 1_000;
 
 /// A lock, and a sentence about it.
-type Said<'a> = (LockLink, Prose<'a>);
+type LockNote<'a> = (LockLink, Prose<'a>);
 
 /// The locks that a form would release.
 struct Offered<'a> {
@@ -30,7 +30,7 @@ struct Offered<'a> {
     locks: Vec<LockLink>,
     waiting: u64,
     unproven: bool,
-    left_out: Vec<Said<'a>>,
+    left_out: Vec<LockNote<'a>>,
     left_out_count: usize,
     more: usize,
     mistake: Option<Prose<'a>>,
@@ -46,7 +46,7 @@ struct Done {
     /// The number of releases without an outcome so far. A lock has one for each of its dead queue entries.
     running: usize,
     /// The locks that were not released.
-    others: Vec<Said<'static>>,
+    others: Vec<LockNote<'static>>,
 }
 
 #[derive(Template)]

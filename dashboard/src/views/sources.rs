@@ -14,50 +14,50 @@ use crate::sources::view::{SourceState, SourceView};
 use crate::text::counted;
 
 /// The description of a source.
-struct About {
+struct SourceDescription {
     label: &'static str,
     sees: &'static str,
 }
 
-fn about(source: &str) -> About {
+fn describe(source: &str) -> SourceDescription {
     match source {
-        "scan" => About {
+        "scan" => SourceDescription {
             label: "Scan",
             sees: "Walks over all keys with SCAN and looks at small hashes that have a lock’s shape. \
                    Finds locks that no other source has seen yet.",
         },
-        "channels" => About {
+        "channels" => SourceDescription {
             label: "Channels",
             sees: "Listens on the channels on which releases are published. \
                    Shows a release at once, and names of locks that no scan has found.",
         },
-        "poll" => About {
+        "poll" => SourceDescription {
             label: "Poll",
             sees: "Reads known locks again: holders, counts, TTL. \
                    Shows renewals, reentries, expiry and new holders.",
         },
-        "subscribers" => About {
+        "subscribers" => SourceDescription {
             label: "Subscribers",
             sees: "Counts the connections that listen for a lock’s release. Each is at least one waiter, \
                    and may represent many threads.",
         },
-        "keyspace" => About {
+        "keyspace" => SourceDescription {
             label: "Keyspace",
             sees: "Receives a notification when the key of a known lock is changed or expires, if the server \
                    publishes keyspace notifications. Shows changes sooner than reading again would.",
         },
-        "identity" => About {
+        "identity" => SourceDescription {
             label: "Identity",
             sees: "Reads what agents publish about the processes behind their holds, and which addresses are \
                    connected. Shows who a holder is, and whether it is still alive.",
         },
-        "monitor" => About {
+        "monitor" => SourceDescription {
             label: "Monitor",
             sees: "Reads the lock commands that MONITOR shows for all clients. \
                    Shows attempts that were refused, waiters, and the address behind a holder. Costs the \
                    server time for each command, so it is on only while the server is quiet.",
         },
-        _ => About { label: "", sees: "" },
+        _ => SourceDescription { label: "", sees: "" },
     }
 }
 
@@ -96,7 +96,7 @@ impl<'a> Servers<'a> {
     fn new(page: &'a SourcesPage) -> Self {
         let chrome = &page.chrome;
         let line = |view: &'a SourceView, db: &'a str| {
-            let about = about(view.source);
+            let about = describe(view.source);
             Line {
                 view,
                 label: if about.label.is_empty() { view.source } else { about.label },

@@ -10,7 +10,7 @@ use tokio_util::sync::DropGuard;
 
 use super::deployment::{Deployment, SentinelTarget};
 use super::error::ConnectError;
-use super::fixed_address::{FixedAddress, Place};
+use super::fixed_address::{ConnectionGuard, FixedAddress};
 use super::handshake::{self, Handshake};
 use super::server_info::{Role, ServerInfo};
 use super::target::{Address, Target};
@@ -53,7 +53,7 @@ pub(super) struct Rules {
 pub(super) struct Route {
     pub(super) address: Address,
     /// The connection's place at a fixed address.
-    place: Option<Place>,
+    place: Option<ConnectionGuard>,
 }
 
 impl Route {

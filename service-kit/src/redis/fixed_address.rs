@@ -46,13 +46,13 @@ struct Reached {
 
 /// A live connection, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionGuard {
     at: Arc<FixedAddress>,
     number: u64,
     leave: CancellationToken,
 }
 
-impl Place {
+impl ConnectionGuard {
     /// Waits until the connection has to leave its server.
     pub(super) async fn left(&self) {
         self.leave.cancelled().await;
@@ -64,7 +64,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.at.state.lock().connections.remove(&self.number);
     }
@@ -76,7 +76,7 @@ impl FixedAddress {
     }
 
     /// Adds a connection, which has found this server.
-    pub(super) fn enter(self: &Arc<Self>, info: &ServerInfo) -> Place {
+    pub(super) fn enter(self: &Arc<Self>, info: &ServerInfo) -> ConnectionGuard {
         let leave = CancellationToken::new();
         let mut state = self.state.lock();
         let number = state.next;
@@ -85,7 +85,7 @@ impl FixedAddress {
             Reached { run_id: None, master: false, peer: info.peer, leave: leave.clone() };
         state.connections.insert(number, reached);
         drop(state);
-        let place = Place { at: Arc::clone(self), number, leave };
+        let place = ConnectionGuard { at: Arc::clone(self), number, leave };
         place.found(info);
         place
     }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     /// Returns which of the connections have to leave.
-    fn leave<const N: usize>(places: [&Place; N]) -> [bool; N] {
+    fn leave<const N: usize>(places: [&ConnectionGuard; N]) -> [bool; N] {
         places.map(|place| place.leave.is_cancelled())
     }
 

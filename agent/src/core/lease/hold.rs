@@ -8,8 +8,8 @@ use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
 use crate::core::ids::{HoldIndex, OpId, Owner, ReplyTo};
-use crate::core::lease::keeping::Keeping;
-pub(in crate::core) use crate::core::lease::keeping::LeaseMode;
+pub(in crate::core) use crate::core::lease::lease_terms::LeaseMode;
+use crate::core::lease::lease_terms::LeaseTerms;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::ops::verb::{Change, HoldUpdate, RenewalForm};
 use crate::core::session::event::Validity;
@@ -169,9 +169,9 @@ impl Hold {
     }
 
     /// Returns how it is kept.
-    pub(in crate::core) fn keeping(&self) -> Keeping {
+    pub(in crate::core) fn lease_terms(&self) -> LeaseTerms {
         let Self { mode, lease, valid_until, .. } = *self;
-        Keeping { mode, lease, valid_until, earlier_leases: self.earlier_leases.clone() }
+        LeaseTerms { mode, lease, valid_until, earlier_leases: self.earlier_leases.clone() }
     }
 
     /// Returns the trace, as shown in log lines.
@@ -237,7 +237,7 @@ impl Hold {
     }
 
     /// Brings its renewal forward, so that Redis has its count soon.
-    pub(super) fn tell_count_soon(&mut self, now: Moment) {
+    pub(super) fn schedule_count_update(&mut self, now: Moment) {
         self.renew_at = self.renew_at.min(now + COUNT_TOLD_WITHIN);
     }
 

@@ -8,7 +8,7 @@ mod extend;
 pub(in crate::core) mod frozen;
 pub(in crate::core) mod hold;
 mod holds;
-pub(in crate::core) mod keeping;
+pub(in crate::core) mod lease_terms;
 pub(in crate::core) mod lock_delay;
 pub(in crate::core) mod node_leases;
 pub(in crate::core) mod red;
@@ -26,7 +26,7 @@ use crate::core::timer::Timers;
 use crate::types::{ConnectionId, End, Number};
 use hold::{Hold, KeptBack, LeaseMode, NewHold};
 use holds::Holds;
-use keeping::Keeping;
+use lease_terms::LeaseTerms;
 
 /// All holds, by their numbers.
 #[derive(Debug)]
@@ -381,13 +381,18 @@ impl LeaseTable {
 
     /// Takes an EXTEND back: the hold is kept as before. The longer lease in Redis does no harm: a renewed hold has it for as
     /// long as a renewal would give it now. A red hold, which no journal keeps, stays as it is.
-    pub(in crate::core) fn keep_as_before(&mut self, number: Number, before: Keeping, now: Moment) {
+    pub(in crate::core) fn keep_as_before(
+        &mut self,
+        number: Number,
+        before: LeaseTerms,
+        now: Moment,
+    ) {
         let renewed = self.lease.valid_until(now);
         self.change(number, |hold| {
             if hold.node_leases.is_some() {
                 return;
             }
-            let Keeping { mode, lease, mut valid_until, earlier_leases } = before;
+            let LeaseTerms { mode, lease, mut valid_until, earlier_leases } = before;
             if mode == LeaseMode::Renewed {
                 valid_until = valid_until.max(hold.valid_until.min(renewed));
             }
@@ -415,14 +420,14 @@ impl LeaseTable {
     pub(in crate::core) fn increment(&mut self, number: Number, now: Moment) -> Option<&Hold> {
         self.change(number, |hold| {
             hold.count += 1;
-            hold.tell_count_soon(now);
+            hold.schedule_count_update(now);
         })?;
         self.get(number)
     }
 
     /// Schedules a renewal that soon writes the count of a hold to Redis.
-    pub(in crate::core) fn tell_count_soon(&mut self, number: Number, now: Moment) {
-        self.change(number, |hold| hold.tell_count_soon(now));
+    pub(in crate::core) fn schedule_count_update(&mut self, number: Number, now: Moment) {
+        self.change(number, |hold| hold.schedule_count_update(now));
     }
 
     /// Stores an EXTEND until Redis has the hold.

@@ -37,7 +37,7 @@ impl Core {
         let with_lease = hold.kind == Kind::Read && hold.mode == LeaseMode::Fixed;
         if !with_lease && hold.kind != Kind::Red {
             let reply = Reply::StillHeld { number, count: hold.count };
-            self.leases.tell_count_soon(number, self.now);
+            self.leases.schedule_count_update(number, self.now);
             self.journal_hold(number);
             return self.answer_with(reply_to, reply);
         }

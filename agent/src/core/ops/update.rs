@@ -147,7 +147,7 @@ impl Core {
             self.lose(*number, end);
         }
         let jitter = self.numbers.jitter();
-        let before = self.leases.get(*number).map(Hold::keeping);
+        let before = self.leases.get(*number).map(Hold::lease_terms);
         let updated = self.leases.on_updated(*number, update.change, *count, sent, jitter);
         let Some((before, hold)) = before.zip(updated) else {
             // It was lost, according to this answer or meanwhile.

@@ -28,7 +28,7 @@ use redisson::{Family, LockName, Moment};
 use super::Core;
 use crate::core::ids::OpId;
 use crate::protocol::resp::Frame;
-use quorum::{Answer, QuorumOp, QuorumRequest, Verdict};
+use quorum::{Answer, QuorumOp, QuorumRequest, QuorumState};
 pub(super) use table::QuorumTable;
 
 impl Core {
@@ -89,7 +89,7 @@ impl Core {
             QuorumRequest::Acquire(attempt) => {
                 let attempt = attempt.clone();
                 self.clear_attempt(&attempt, id);
-                if quorum.verdict(self.majority()) == Verdict::Won {
+                if quorum.verdict(self.majority()) == QuorumState::Won {
                     self.on_won(quorum, &attempt);
                 } else {
                     self.on_not_won(quorum, &attempt);

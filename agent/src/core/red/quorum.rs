@@ -69,7 +69,7 @@ pub(in crate::core) enum No {
 
 /// The state of a quorum operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum QuorumState {
     /// A majority said yes.
     Won,
     /// A majority is no longer possible.
@@ -135,25 +135,25 @@ impl QuorumOp {
     }
 
     /// Returns its state.
-    pub(super) fn verdict(&self, majority: usize) -> Verdict {
+    pub(super) fn verdict(&self, majority: usize) -> QuorumState {
         let yes = self.yes().count();
         if yes >= majority {
-            Verdict::Won
+            QuorumState::Won
         } else if yes + self.awaited().count() < majority {
-            Verdict::Lost
+            QuorumState::Lost
         } else {
-            Verdict::Open
+            QuorumState::Open
         }
     }
 
     /// Returns whether the answers so far suffice.
     pub(super) fn is_decided(&self, majority: usize) -> bool {
         let all_answered = || self.awaited().next().is_none();
-        let won = || self.verdict(majority) == Verdict::Won;
+        let won = || self.verdict(majority) == QuorumState::Won;
         match self.request {
             // The last answers are worth the wait: they show the holder, and the nodes whose grant must be undone.
             QuorumRequest::Acquire(_) => won() || all_answered(),
-            QuorumRequest::Update(_) => self.verdict(majority) != Verdict::Open,
+            QuorumRequest::Update(_) => self.verdict(majority) != QuorumState::Open,
             QuorumRequest::Release(_) => won() || self.gone(majority).is_some(),
             QuorumRequest::Undo(_)
             | QuorumRequest::Show(_)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::script::ReleaseOutcome;
 use redisson::{Kind, Lease, LockName, Moment};
 
-use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
+use super::quorum::{Answer, No, QuorumOp, QuorumRequest, QuorumState, Undoing};
 use crate::core::Core;
 use crate::core::ids::OpId;
 use crate::core::ops::verb::{Ending, NodeOp, NodeVerb, Verb};
@@ -127,8 +127,8 @@ impl Core {
         let errors = self.errors_of(&quorum);
         let (verdict, gone) = (quorum.verdict(majority), quorum.gone(majority));
         let QuorumRequest::Release(mut ending) = quorum.request else { return };
-        if verdict == Verdict::Won || gone.is_some() {
-            self.confirm(&ending, gone.filter(|_| verdict != Verdict::Won));
+        if verdict == QuorumState::Won || gone.is_some() {
+            self.confirm(&ending, gone.filter(|_| verdict != QuorumState::Won));
         } else if let Some(reply_to) = ending.reply_to.take() {
             let sentence = format!(
                 "UNAVAILABLE `{}` is no longer yours, but {errors}: the agent keeps trying to release it",

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::Moment;
 use redisson::script::{AcquireOutcome, RenewOutcome};
 
-use super::quorum::{QuorumOp, QuorumRequest, Verdict};
+use super::quorum::{QuorumOp, QuorumRequest, QuorumState};
 use crate::core::ids::OpId;
 use crate::core::lease::hold::Hold;
 use crate::core::lease::red::{NodeAnswer, NodeRenewed, Reassessed};
@@ -34,7 +34,7 @@ impl Core {
     pub(super) fn on_update_decided(&mut self, quorum: &QuorumOp, update: &HoldUpdate) {
         let majority = self.majority();
         let verdict = quorum.verdict(majority);
-        if verdict == Verdict::Won {
+        if verdict == QuorumState::Won {
             self.recount(quorum, update.number, update.change);
             self.on_update_reply(quorum.sent, update, None);
             return self.reassess(update.number, None);
@@ -112,14 +112,14 @@ impl Core {
             }
             self.reassess(number, end);
             if end.is_none() {
-                self.tell_renewed(number, before);
+                self.notify_renewed(number, before);
             }
             self.restore_on_nodes(renewal);
         }
     }
 
     /// Notifies a hold's owner that it is valid for longer, if it is.
-    fn tell_renewed(&mut self, number: Number, before: Moment) {
+    fn notify_renewed(&mut self, number: Number, before: Moment) {
         let Some(hold) = self.leases.get(number).filter(|hold| hold.valid_until > before) else {
             return;
         };

@@ -21,7 +21,7 @@ use crate::types::{ConnectionId, Number, SessionId};
 const CONFIRMATION_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The decision about a RESUME.
-enum Verdict {
+enum ResumeDecision {
     Ready(ConnectionId),
     /// Not ready yet, but possibly soon.
     NotYet(ConnectionId),
@@ -150,15 +150,17 @@ impl Core {
     fn ask_for(&mut self, asked: Resuming) {
         let reply_to = asked.reply_to;
         match self.verdict(&asked) {
-            Verdict::Ready(target) => {
+            ResumeDecision::Ready(target) => {
                 self.take_over(reply_to.connection, target, &asked.secret);
                 self.effects.report(Report::Resume("resumed"));
                 self.answer_with(reply_to, Reply::Resumed);
                 // To the worker, RESUME ends any jeopardy that it knows about.
                 self.tell_every_jeopardy(reply_to.connection);
             }
-            Verdict::No(outcome, sentence) => self.refuse_resume(reply_to, outcome, sentence),
-            Verdict::NotYet(target) => self.sessions.add_asker(target, asked),
+            ResumeDecision::No(outcome, sentence) => {
+                self.refuse_resume(reply_to, outcome, sentence)
+            }
+            ResumeDecision::NotYet(target) => self.sessions.add_asker(target, asked),
         }
     }
 
@@ -167,33 +169,33 @@ impl Core {
         self.answer(reply_to, sentence);
     }
 
-    fn verdict(&self, asked: &Resuming) -> Verdict {
+    fn verdict(&self, asked: &Resuming) -> ResumeDecision {
         let Some((target, session)) = self
             .sessions
             .connection_of(asked.session)
             .and_then(|target| Some((target, self.sessions.get(&target)?)))
         else {
-            return Verdict::No("gone", gone());
+            return ResumeDecision::No("gone", gone());
         };
         if session.right_to_resume(&asked.secret).is_none() {
-            return Verdict::No("refused", wrong_secret());
+            return ResumeDecision::No("refused", wrong_secret());
         }
         let Some(asker) = self.sessions.get(&asked.reply_to.connection) else {
-            return Verdict::No("refused", gone());
+            return ResumeDecision::No("refused", gone());
         };
         if asker.peer.uid != session.peer.uid {
             let sentence = format!("DENIED session {} is another user's", asked.session);
-            return Verdict::No("refused", Frame::Error(sentence));
+            return ResumeDecision::No("refused", Frame::Error(sentence));
         }
         let Some(grace) = session.grace.as_ref().filter(|_| target != asked.reply_to.connection)
         else {
-            return Verdict::No("alive", alive(asked.session));
+            return ResumeDecision::No("alive", alive(asked.session));
         };
         let busy = !asker.holds.is_empty() || !asker.waits.is_empty() || !asker.multi.is_empty();
         if busy || asker.grace.is_some() {
             let sentence =
                 "SESSION this connection has a session of its own: RESUME on a fresh connection";
-            return Verdict::No("refused", Frame::Error(sentence.to_owned()));
+            return ResumeDecision::No("refused", Frame::Error(sentence.to_owned()));
         }
         // Commands of the old connection end first, so that none of them changes what the new one receives.
         let updating = |number: &Number| {
@@ -207,15 +209,15 @@ impl Core {
             && session.multi.is_empty()
             && !session.holds.values().any(updating);
         if grace.away.is_some() && settled {
-            Verdict::Ready(target)
+            ResumeDecision::Ready(target)
         } else {
-            Verdict::NotYet(target)
+            ResumeDecision::NotYet(target)
         }
     }
 
     /// Retries the RESUMEs that wait for a session, which may be ready now.
     pub(in crate::core) fn wake_askers(&mut self, connection: ConnectionId) {
-        let askers = self.sessions.take_askers(connection);
+        let askers = self.sessions.take_waiting_resumes(connection);
         self.wake_all(askers);
     }
 

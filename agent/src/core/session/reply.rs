@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
-use crate::core::lease::keeping::Keeping;
+use crate::core::lease::lease_terms::LeaseTerms;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 
@@ -24,7 +24,7 @@ pub(in crate::core) enum Reply {
         number: Number,
         valid_until: Moment,
         /// How the hold was kept before.
-        before: Keeping,
+        before: LeaseTerms,
     },
     /// The session's holds.
     Holds,

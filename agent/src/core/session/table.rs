@@ -244,7 +244,7 @@ impl SessionTable {
     }
 
     /// Takes the connections that wait to take a session over.
-    pub(super) fn take_askers(&mut self, connection: ConnectionId) -> Vec<ConnectionId> {
+    pub(super) fn take_waiting_resumes(&mut self, connection: ConnectionId) -> Vec<ConnectionId> {
         self.grace_mut(connection)
             .map(|grace| std::mem::take(&mut grace.askers))
             .unwrap_or_default()
@@ -473,6 +473,8 @@ mod tests {
             assert_eq!(sessions.grace_mut(target).unwrap().askers, [connection]);
             assert!(sessions.remove(connection).is_some());
         }
-        assert!(sessions.take_askers(target).is_empty() && sessions.next_deadline().is_none());
+        assert!(
+            sessions.take_waiting_resumes(target).is_empty() && sessions.next_deadline().is_none()
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The outcome of a check or a run: an error describes the invariant that was violated.
-pub(super) type Verdict<T = ()> = Result<T, String>;
+pub(super) type CheckResult<T = ()> = Result<T, String>;
 
 /// The lines of the trace that a failure prints.
 const LINES_SHOWN: usize = 60;
@@ -26,7 +26,7 @@ pub(super) fn is_single(seeds: &Range<u64>) -> bool {
 }
 
 /// Plays a run to its end. A panic is a violation.
-pub(super) fn guard(play: impl FnOnce() -> Verdict) -> Verdict {
+pub(super) fn guard(play: impl FnOnce() -> CheckResult) -> CheckResult {
     catch_unwind(AssertUnwindSafe(play)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -45,7 +45,7 @@ pub(super) fn run_each<R: Traced>(
     seeds: impl IntoIterator<Item = u64>,
     single: bool,
     module: &str,
-    run: impl Fn(u64, bool) -> (R, Verdict),
+    run: impl Fn(u64, bool) -> (R, CheckResult),
     mut finished: impl FnMut(&R),
 ) {
     for seed in seeds {
@@ -69,7 +69,7 @@ pub(super) fn run_each<R: Traced>(
 /// Runs each seed twice and compares the traces.
 pub(super) fn assert_repeatable<R: Traced>(
     seeds: Range<u64>,
-    run: impl Fn(u64, bool) -> (R, Verdict),
+    run: impl Fn(u64, bool) -> (R, CheckResult),
 ) {
     for seed in seeds {
         let (first, second) = (run(seed, true).0, run(seed, true).0);

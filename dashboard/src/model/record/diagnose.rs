@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thin_vec::ThinVec;
 
-use super::doubt::LATE;
+use super::ambiguous_release::LATE;
 use super::{Effect, Record, ScopeContext};
 use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::problem::{

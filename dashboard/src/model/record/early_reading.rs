@@ -4,7 +4,7 @@
 use redisson::Moment;
 use redisson::shape::LockHash;
 
-use super::doubt::{LATE, holders};
+use super::ambiguous_release::{LATE, holders};
 use super::ingest::{has_missed, reads_on};
 use super::{Effect, Record, ScopeContext};
 use crate::model::clients::Clients;
@@ -59,7 +59,7 @@ impl Record {
 
     /// Returns whether a release was reported that no reading has confirmed yet.
     fn has_reported_release(&self) -> bool {
-        let reported = |it: &super::Releases| it.unread.is_some() || it.doubtful.is_some();
+        let reported = |it: &super::Releases| it.unread.is_some() || it.ambiguous.is_some();
         self.releases.as_deref().is_some_and(reported)
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, Moment, keys};
 
-use super::{Effect, Hold, Mode, Record, ScopeContext, doubt};
+use super::{Effect, Hold, Mode, Record, ScopeContext, ambiguous_release};
 use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::contention::Count;
 use crate::model::lease::Step;
@@ -52,8 +52,8 @@ impl Record {
         let since =
             Since { at: stamp.steady(), exact: window.is_some_and(|window| window <= EXACT) };
         self.add_stand_ins(hash);
-        let holders = doubt::holders(hash);
-        let moved = released.is_some() || !doubt::are_same(&before, &holders);
+        let holders = ambiguous_release::holders(hash);
+        let moved = released.is_some() || !ambiguous_release::are_same(&before, &holders);
         // True if an earlier run observed all of the holds.
         let mut resumed = last.is_none();
         // Of a hash that only looked like a lock, an earlier run has stored the problems without the holds.

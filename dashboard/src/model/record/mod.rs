@@ -1,8 +1,8 @@
 //! The record of one lock: applies readings and messages, and produces the lock's view.
 
+mod ambiguous_release;
 mod companions;
 mod diagnose;
-mod doubt;
 mod early_reading;
 mod hold_history;
 mod identity;
@@ -465,7 +465,7 @@ impl Record {
         let newer = self.is_newer(stamp);
         let last = self.stamp;
         if newer {
-            self.settle_doubt(stamp, reading, effects);
+            self.resolve_ambiguous_releases(stamp, reading, effects);
         }
         let (Reading::Lock { companions, .. } | Reading::Absent { companions }) = reading else {
             self.read_absent(stamp, source, reading, context, effects);

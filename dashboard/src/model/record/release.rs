@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redisson::Moment;
 
-use super::doubt::Doubtful;
+use super::ambiguous_release::AmbiguousReleases;
 use super::early_reading::EarlyReading;
 use super::ingest::EXACT;
 use super::{Effect, Hold, Record};
@@ -28,7 +28,7 @@ pub(super) struct Releases {
     /// A release that is newer than all readings.
     pub(super) unread: Option<Time>,
     /// The releases that may be about a lock of the same name in another database.
-    pub(super) doubtful: Option<Doubtful>,
+    pub(super) ambiguous: Option<AmbiguousReleases>,
     /// The latest change of holders that an event has shown.
     pub(super) changed: Option<Moment>,
     /// A reading that shows the end of the hold before a release message.
@@ -93,7 +93,7 @@ impl Record {
         if known.iter().any(may_go_on) {
             self.holds.retain(may_go_on);
             self.unchanged_since = at;
-            return self.doubt(at);
+            return self.defer_release(at);
         }
         if known.is_empty() {
             self.released_unread(at, source, ended, effects);

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Values by a hash of 64 bits.
-pub(super) type ByHash<T> = HashMap<u64, T, BuildHasherDefault<AsItIs>>;
+pub(super) type ByHash<T> = HashMap<u64, T, BuildHasherDefault<IdentityHasher>>;
 
 /// A hasher for keys that are already hashes.
 #[derive(Debug, Default)]
-pub(super) struct AsItIs(u64);
+pub(super) struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }

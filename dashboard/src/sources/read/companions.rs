@@ -49,7 +49,7 @@ pub(super) struct CompanionRead {
 
 /// A further read that the replies make necessary.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum More {
+pub(super) enum FollowUpRead {
     /// A queue or deadlines exist, so their size has to be read first.
     Queue,
     Waiting(Vec<HolderId>),
@@ -174,14 +174,14 @@ impl CompanionRead {
         &self,
         results: &mut impl Iterator<Item = Value>,
         counts: &[redisson::shape::Holder],
-    ) -> Result<(Companions, Option<More>), ReadError> {
+    ) -> Result<(Companions, Option<FollowUpRead>), ReadError> {
         let mut next = || results.next().ok_or(ReadError::UnexpectedReply("EXEC"));
         let mut more = None;
         let is_list = is_list(&Ok(next()?));
         let mut queue = None;
         if self.queue == QueueRead::Type {
             if is_list || self.is_queued {
-                more = Some(More::Queue);
+                more = Some(FollowUpRead::Queue);
             }
         } else {
             let len = integer(&next()?).unwrap_or(0);
@@ -200,7 +200,7 @@ impl CompanionRead {
                 front =
                     ids.iter().map(|id| QueueEntry { id: *id, deadline: deadline(id) }).collect();
                 if ids.iter().any(|id| !self.waiting.contains(id)) {
-                    more = Some(More::Waiting(ids));
+                    more = Some(FollowUpRead::Waiting(ids));
                 }
             }
             if len > 0 || deadlines > 0 {
@@ -314,7 +314,7 @@ mod tests {
         plan: &CompanionRead,
         replies: Vec<Value>,
         counts: &[Holder],
-    ) -> (Companions, Option<More>) {
+    ) -> (Companions, Option<FollowUpRead>) {
         assert_eq!(plan.commands(&name()).len(), replies.len());
         let mut replies = replies.into_iter();
         let read = plan.read(&mut replies, counts).unwrap();
@@ -333,7 +333,10 @@ mod tests {
     #[test]
     fn a_queue_is_checked_then_read_then_its_deadlines() {
         let mut read_plan = CompanionRead::new(&KnownParts::default(), 5);
-        assert_eq!(read(&read_plan, vec![list()], &[]), (Companions::default(), Some(More::Queue)));
+        assert_eq!(
+            read(&read_plan, vec![list()], &[]),
+            (Companions::default(), Some(FollowUpRead::Queue))
+        );
         read_plan.set_queue(true);
         let front = Value::Array(vec![
             text(id(1).to_string()),
@@ -346,7 +349,7 @@ mod tests {
             &[],
         );
         assert_eq!(companions.queue.unwrap().len, 3);
-        assert_eq!(more, Some(More::Waiting(vec![id(1), id(2)])));
+        assert_eq!(more, Some(FollowUpRead::Waiting(vec![id(1), id(2)])));
         read_plan.set_waiting(vec![id(1), id(2)]);
         let scores = Value::Array(vec![text("1795219200123"), Value::Nil]);
         let replies = vec![list(), Value::Int(3), Value::Int(2), Value::Int(1), front, scores];

@@ -9,7 +9,7 @@ use redisson::{HolderId, LockName};
 use service_kit::redis::{Redirect, ServerError};
 
 use super::call::{Caller, ReadError, command, redirect_of, send};
-use super::companions::{CompanionRead, More, readable};
+use super::companions::{CompanionRead, FollowUpRead, readable};
 use super::findings::{Findings, Found};
 use super::measure::{Measured, measure};
 use super::reply::{
@@ -400,8 +400,8 @@ pub(super) fn evaluate(
     };
     Ok(match more {
         None => Outcome::Read(reading),
-        Some(More::Queue) => Outcome::Needs(Need::Queue, reading),
-        Some(More::Waiting(waiting)) => Outcome::Needs(Need::Deadlines(waiting), reading),
+        Some(FollowUpRead::Queue) => Outcome::Needs(Need::Queue, reading),
+        Some(FollowUpRead::Waiting(waiting)) => Outcome::Needs(Need::Deadlines(waiting), reading),
     })
 }
 

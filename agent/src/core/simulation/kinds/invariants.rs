@@ -8,7 +8,7 @@ use redisson::{ClientId, HolderId, Kind, Lease, Moment, keys, script};
 use super::super::numbers_in_redis;
 use super::super::redis::Content;
 use super::super::requests::lock_name;
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::super::world::Replication;
 use super::World;
 use super::worker::NAMES;
@@ -77,7 +77,7 @@ pub(super) struct FairQueue {
 }
 
 impl World {
-    pub(super) fn check(&mut self) -> Verdict {
+    pub(super) fn check(&mut self) -> CheckResult {
         for lock in NAMES.as_flattened() {
             self.check_holds(lock)?;
         }
@@ -99,7 +99,7 @@ impl World {
 
     /// Lets another client try to acquire a lock at a promoted replica. It must not be granted a lock that a worker on
     /// the old master's side relies on.
-    fn try_at_promoted(&mut self) -> Verdict {
+    fn try_at_promoted(&mut self) -> CheckResult {
         let promoted = self.replication.as_ref().is_some_and(Replication::has_two_masters);
         if !promoted || !self.rng.one_in(8) {
             return Ok(());
@@ -127,7 +127,7 @@ impl World {
     }
 
     /// Checks that each valid hold is in Redis for long enough, and that no other hold excludes it.
-    fn check_holds(&mut self, lock: &str) -> Verdict {
+    fn check_holds(&mut self, lock: &str) -> CheckResult {
         let now = self.boot();
         let name = lock_name(lock);
         let mut inside: Vec<(usize, &Hold)> = Vec::new();
@@ -180,7 +180,7 @@ impl World {
     }
 
     /// Checks that a server keeps a hold for at least as long as its owner assumes.
-    fn check_stored(&self, node: usize, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
+    fn check_stored(&self, node: usize, lock: &str, field: HolderId, hold: &Hold) -> CheckResult {
         let redis = &self.servers[node].redis;
         if !redis.has(lock, &field.to_string()) {
             let there = redis.fields(lock);
@@ -204,7 +204,7 @@ impl World {
     }
 
     /// Checks that jeopardy and loss are reported in time.
-    fn check_reported(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
+    fn check_reported(&self, lock: &str, field: HolderId, hold: &Hold) -> CheckResult {
         let (lease, margin) = (self.settings.lease, self.settings.lost_margin);
         // Events of this very instant may still be in the queue.
         let then = Moment::from_micros(self.now - 1);
@@ -222,7 +222,7 @@ impl World {
     }
 
     /// Checks that a fair lock passes to the first living waiter, and that no living waiter loses its queue position.
-    fn check_order(&mut self, index: usize, lock: &str) -> Verdict {
+    fn check_order(&mut self, index: usize, lock: &str) -> CheckResult {
         let name = lock_name(lock);
         let server = self.master();
         let redis = &self.servers[server].redis;
@@ -286,7 +286,7 @@ impl World {
     }
 
     /// Checks that nothing is left after all workers have left and all faults are repaired.
-    pub(super) fn check_end(&mut self) -> Verdict {
+    pub(super) fn check_end(&mut self) -> CheckResult {
         if !self.workers.is_empty() {
             return Err(format!("commands without a reply: {:?}", self.workers));
         }

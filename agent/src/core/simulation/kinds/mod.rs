@@ -13,7 +13,7 @@ use redisson::HolderId;
 use redisson::script::Call;
 
 use super::schedule::Trace;
-use super::seeds::{self, Verdict};
+use super::seeds::{self, CheckResult};
 use super::world::{self, Scenario};
 use crate::core::Node;
 use crate::protocol::resp::Frame;
@@ -49,7 +49,7 @@ impl Scenario for Kinds {
         world.handle_reply(agent, connection, &reply);
     }
 
-    fn check(world: &mut World) -> Verdict {
+    fn check(world: &mut World) -> CheckResult {
         world.check()
     }
 
@@ -69,7 +69,7 @@ fn is_replicated(seed: u64) -> bool {
 }
 
 /// Plays a whole run.
-fn run(seed: u64, traced: bool) -> (World, Verdict) {
+fn run(seed: u64, traced: bool) -> (World, CheckResult) {
     let mut world = World::new(seed, 2, 2, |settings| {
         world::set_lease(settings, seed);
         settings.red = None;
@@ -85,7 +85,7 @@ fn run(seed: u64, traced: bool) -> (World, Verdict) {
     (world, verdict)
 }
 
-fn play(world: &mut World, seed: u64) -> Verdict {
+fn play(world: &mut World, seed: u64) -> CheckResult {
     let lease = world.settings.lease.duration();
     world.faulty = !seed.is_multiple_of(4);
     world.start_workers(2..5);

@@ -8,7 +8,7 @@ use redisson::script::may_share;
 
 use super::super::requests::{lock_name, lock_of};
 use super::super::schedule::micros;
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::connection::{COMMANDS, MESSAGES, RENEWALS};
 use super::event::{Event, Input, Script};
 use super::names::NAMES;
@@ -23,7 +23,7 @@ fn pid_of(id: ConnectionId) -> i32 {
 
 impl Simulation {
     /// Carries out all events until `end`.
-    pub(super) fn run_until(&mut self, end: u64) -> Verdict {
+    pub(super) fn run_until(&mut self, end: u64) -> CheckResult {
         while let Some((at, event)) = self.schedule.next_until(end) {
             self.now = at;
             self.events += 1;
@@ -36,7 +36,7 @@ impl Simulation {
         self.check()
     }
 
-    fn happen(&mut self, event: Event) -> Verdict {
+    fn happen(&mut self, event: Event) -> CheckResult {
         match event {
             Event::Arrive(packet) => self.arrive(packet),
             Event::Answer { host, run, lane, generation, id, outcome } => {
@@ -167,7 +167,7 @@ impl Simulation {
     }
 
     /// Feeds an input to a core, now or when its host resumes.
-    pub(super) fn input(&mut self, host: usize, input: Input) -> Verdict {
+    pub(super) fn input(&mut self, host: usize, input: Input) -> CheckResult {
         if self.hosts[host].stall.is_some() {
             self.hosts[host].inbox.push(input);
             return Ok(());
@@ -230,7 +230,7 @@ impl Simulation {
     }
 
     /// Performs the core's effects and advances its clock, as the runtime does.
-    pub(super) fn pump(&mut self, host: usize) -> Verdict {
+    pub(super) fn pump(&mut self, host: usize) -> CheckResult {
         for _ in 0..10_000 {
             while let Some(effect) = self.hosts[host].core.next_effect() {
                 self.perform(host, effect)?;
@@ -253,7 +253,7 @@ impl Simulation {
         Err(format!("host {host}: the core asks for the time in an endless loop"))
     }
 
-    fn perform(&mut self, host: usize, effect: Effect) -> Verdict {
+    fn perform(&mut self, host: usize, effect: Effect) -> CheckResult {
         let run = self.hosts[host].run;
         match effect {
             Effect::Send { op, lane, call, .. } => {
@@ -304,7 +304,7 @@ impl Simulation {
     }
 
     /// Resumes a stalled host. All inputs that arrived meanwhile are there at once.
-    fn resume(&mut self, host: usize) -> Verdict {
+    fn resume(&mut self, host: usize) -> CheckResult {
         let Some(stall) = self.hosts[host].stall.filter(|stall| stall.until <= self.now) else {
             return Ok(());
         };

@@ -5,7 +5,7 @@ use redisson::keys;
 use super::super::redis::{Content, Entry};
 use super::super::requests::lock_name;
 use super::super::schedule::micros;
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::connection::{COMMANDS, MESSAGES, Network, RENEWALS};
 use super::event::{Event, Repair};
 use super::host::Stall;
@@ -16,7 +16,7 @@ use super::simulation::{Phase, Simulation};
 const NO_NUMBER: &str = "no number";
 
 impl Simulation {
-    pub(super) fn fault(&mut self) -> Verdict {
+    pub(super) fn fault(&mut self) -> CheckResult {
         if self.phase != Phase::Trouble {
             return Ok(());
         }
@@ -175,7 +175,7 @@ impl Simulation {
     }
 
     /// Stops the server. It restarts empty or with old data, as from a disk or on a lagging replica.
-    fn restart_server(&mut self) -> Verdict {
+    fn restart_server(&mut self) -> CheckResult {
         let old_data = self.rng.one_in(2);
         self.log(|| format!("Redis restarts; with old data: {old_data}"));
         self.history.excuse_all(&self.server.redis);
@@ -199,7 +199,7 @@ impl Simulation {
         Ok(())
     }
 
-    fn kill_agent(&mut self, host: usize) -> Verdict {
+    fn kill_agent(&mut self, host: usize) -> CheckResult {
         self.log(|| format!("agent {host} is killed and starts again"));
         let sessions = self.hosts[host].sessions.len();
         let survivors = self.survivors(host);
@@ -243,7 +243,7 @@ impl Simulation {
     }
 
     /// Repairs all faults. No more occur.
-    pub(super) fn repair_all(&mut self) -> Verdict {
+    pub(super) fn repair_all(&mut self) -> CheckResult {
         self.log(|| "everything is repaired".to_owned());
         self.phase = Phase::Repaired;
         self.server.frozen_until = self.now;

@@ -6,7 +6,7 @@ use redisson::script::Call;
 use redisson::{HolderId, Moment};
 
 use super::super::redis::Redis;
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::event::{Packet, Script};
 use super::host::Host;
 use super::names::NAMES;
@@ -130,7 +130,7 @@ impl History {
     }
 
     /// Checks that a core sends no script for a holder that it already sent a script to remove.
-    pub(super) fn sending(&mut self, host: &mut Host, call: &Call) -> Verdict {
+    pub(super) fn sending(&mut self, host: &mut Host, call: &Call) -> CheckResult {
         let script = call.script.name;
         let violation = |number: Number, host: &Host| {
             if host.removed.contains(&number) {
@@ -158,7 +158,7 @@ impl History {
     }
 
     /// Checks that a new hold has a number that was never granted.
-    pub(super) fn granted(&mut self, host: &mut Host, lock: &str, holder: &str) -> Verdict {
+    pub(super) fn granted(&mut self, host: &mut Host, lock: &str, holder: &str) -> CheckResult {
         if !host.granted.insert(number(holder.as_bytes())) {
             return Err(format!("{lock}: {holder} was granted before"));
         }

@@ -5,7 +5,7 @@ use redisson::HolderId;
 use super::super::numbers_in_redis;
 use super::super::requests::lock_name;
 use super::super::schedule::micros;
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::history::number;
 use super::host::Host;
 use super::names::{NAMES, name_of};
@@ -35,7 +35,7 @@ impl Simulation {
         id: ConnectionId,
         owner: usize,
         lock: &'static str,
-    ) -> Verdict {
+    ) -> CheckResult {
         let Some(mine) =
             self.hosts[host].sessions.get(&id).and_then(|s| s.owners[owner].known_holds.get(lock))
         else {
@@ -73,7 +73,7 @@ impl Simulation {
     }
 
     /// Checks a reply at the moment at which the core sends it.
-    pub(super) fn check_delivery(&mut self, host: usize, outgoing: &Outgoing) -> Verdict {
+    pub(super) fn check_delivery(&mut self, host: usize, outgoing: &Outgoing) -> CheckResult {
         let Outgoing::Reply(Frame::Map(pairs)) = outgoing else { return Ok(()) };
         let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
         let (Some(Frame::Bulk(holder)), Some(Frame::Int(valid))) =
@@ -112,7 +112,7 @@ impl Simulation {
     }
 
     /// Checks all invariants. Runs after every event.
-    pub(super) fn check(&mut self) -> Verdict {
+    pub(super) fn check(&mut self) -> CheckResult {
         let server_calm = self.server_is_fault_free();
         if !server_calm {
             self.server.fault_free_since = self.now;
@@ -130,7 +130,7 @@ impl Simulation {
     }
 
     /// Checks that holds of dead workers last until the end of the lock delay.
-    fn check_departed(&mut self, host: usize) -> Verdict {
+    fn check_departed(&mut self, host: usize) -> CheckResult {
         let state = &mut self.hosts[host];
         let now = state.boot(self.now);
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
@@ -150,7 +150,7 @@ impl Simulation {
     }
 
     /// Checks that holds are in Redis, and that jeopardy and loss are reported in time.
-    fn check_holds(&mut self, host: usize) -> Verdict {
+    fn check_holds(&mut self, host: usize) -> CheckResult {
         self.excuse_early_holds(host);
         let state = &self.hosts[host];
         let now = state.boot(self.now);
@@ -230,7 +230,7 @@ impl Simulation {
     }
 
     /// Checks that every waiter is served, and that no lock state is kept without a purpose.
-    fn check_names(&mut self, host: usize) -> Verdict {
+    fn check_names(&mut self, host: usize) -> CheckResult {
         let state = &self.hosts[host];
         let core = &state.core;
         let now = state.boot(self.now - 1);
@@ -290,7 +290,7 @@ impl Simulation {
 
     /// Checks that an agent's waiters try at once after its own release, unless it backs off, and after a release message of
     /// another client.
-    fn check_turn(&self, host: usize, name: &redisson::LockName) -> Verdict {
+    fn check_turn(&self, host: usize, name: &redisson::LockName) -> CheckResult {
         let core = &self.hosts[host].core;
         let Some(known) = core.locks.get(name) else { return Ok(()) };
         let lock = name_of(name);
@@ -314,7 +314,7 @@ impl Simulation {
     }
 
     /// Checks that every field of an agent in Redis belongs to a hold or an operation.
-    fn check_fields(&mut self, host: usize) -> Verdict {
+    fn check_fields(&mut self, host: usize) -> CheckResult {
         let state = &self.hosts[host];
         for lock in NAMES {
             let mut strays = 0;
@@ -356,7 +356,7 @@ impl Simulation {
     }
 
     /// Checks that nothing is left after all workers have left.
-    pub(super) fn check_end(&self) -> Verdict {
+    pub(super) fn check_end(&self) -> CheckResult {
         for (index, host) in self.hosts.iter().enumerate() {
             let core = &host.core;
             if !core.is_idle() || !core.locks.is_empty() || core.next_deadline().is_some() {
@@ -387,7 +387,7 @@ impl Simulation {
     }
 
     /// Checks that every command has a reply.
-    pub(super) fn check_answered(&self) -> Verdict {
+    pub(super) fn check_answered(&self) -> CheckResult {
         for (index, host) in self.hosts.iter().enumerate() {
             for (id, session) in &host.sessions {
                 if let Some((at, pending)) = session.pending.front() {

@@ -25,14 +25,14 @@ mod worker;
 use std::ops::Range;
 
 use super::schedule::micros;
-use super::seeds::{self, Traced, Verdict};
+use super::seeds::{self, CheckResult, Traced};
 use event::Event;
 use simulation::Simulation;
 
 const SEEDS: Range<u64> = 0..2000;
 
 /// Plays a whole run.
-fn run(seed: u64, traced: bool) -> (Simulation, Verdict) {
+fn run(seed: u64, traced: bool) -> (Simulation, CheckResult) {
     let mut simulation = Simulation::new(seed, traced);
     let verdict = seeds::guard(|| simulation.play(seed % 2 == 1));
     (simulation, verdict)
@@ -45,7 +45,7 @@ impl Traced for Simulation {
 }
 
 impl Simulation {
-    fn play(&mut self, repaired_at_last: bool) -> Verdict {
+    fn play(&mut self, repaired_at_last: bool) -> CheckResult {
         let lease = micros(self.hosts[0].lease());
         for host in 0..self.hosts.len() {
             for _ in 0..self.rng.within(1..5) {

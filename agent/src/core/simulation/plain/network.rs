@@ -9,7 +9,7 @@ use redisson::script::{Call, Value, batch, parse_batch};
 use super::super::redis::Served;
 use super::super::requests::{channel, lock_name};
 use super::super::schedule::micros;
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::connection::{COMMANDS, MESSAGES, Network, RENEWALS};
 use super::event::{Event, Input, Packet, REPEATED, Script};
 use super::simulation::{Phase, Simulation};
@@ -49,7 +49,7 @@ impl Simulation {
         }
     }
 
-    pub(super) fn connect(&mut self, host: usize, lane: usize) -> Verdict {
+    pub(super) fn connect(&mut self, host: usize, lane: usize) -> CheckResult {
         if self.hosts[host].connections[lane].up {
             return Ok(());
         }
@@ -79,7 +79,7 @@ impl Simulation {
     }
 
     /// Ends a connection. Calls without a reply have an unknown outcome.
-    pub(super) fn break_connection(&mut self, host: usize, lane: usize, why: &str) -> Verdict {
+    pub(super) fn break_connection(&mut self, host: usize, lane: usize, why: &str) -> CheckResult {
         let connection = &mut self.hosts[host].connections[lane];
         if !connection.up {
             return Ok(());
@@ -143,7 +143,7 @@ impl Simulation {
     }
 
     /// Runs a script that arrives at Redis.
-    pub(super) fn arrive(&mut self, packet: Packet) -> Verdict {
+    pub(super) fn arrive(&mut self, packet: Packet) -> CheckResult {
         let Packet { host, run, lane, generation, id, .. } = packet;
         let connection = &self.hosts[host].connections[lane];
         let live = self.is_run(host, run) && connection.up && connection.generation == generation;
@@ -192,7 +192,7 @@ impl Simulation {
         lane: usize,
         scripts: &[Script],
         outcome: Result<Value, Failure>,
-    ) -> Verdict {
+    ) -> CheckResult {
         let renewal = lane == RENEWALS;
         if let [Script { op, .. }] = scripts {
             return self.input(host, Input::Outcome { renewal, op: *op, outcome });

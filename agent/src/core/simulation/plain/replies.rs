@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redisson::Kind;
 
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::event::Event;
 use super::names::NAMES;
 use super::session::{KnownHold, OWNERS, Pending};
@@ -25,7 +25,7 @@ impl Simulation {
         id: ConnectionId,
         came: u64,
         outgoing: Outgoing,
-    ) -> Verdict {
+    ) -> CheckResult {
         self.log(|| format!("host {host} worker {id:?} reads {}", brief(&outgoing)));
         match outgoing {
             Outgoing::Push(frames) | Outgoing::Loss(frames) => {
@@ -36,7 +36,13 @@ impl Simulation {
         }
     }
 
-    fn read_push(&mut self, host: usize, id: ConnectionId, came: u64, frames: &[Frame]) -> Verdict {
+    fn read_push(
+        &mut self,
+        host: usize,
+        id: ConnectionId,
+        came: u64,
+        frames: &[Frame],
+    ) -> CheckResult {
         let [Frame::Bulk(word), Frame::Bulk(name), ..] = frames else {
             return Err(format!("an unknown push: {frames:?}"));
         };
@@ -66,7 +72,13 @@ impl Simulation {
         }
     }
 
-    fn read_reply(&mut self, host: usize, id: ConnectionId, came: u64, frame: &Frame) -> Verdict {
+    fn read_reply(
+        &mut self,
+        host: usize,
+        id: ConnectionId,
+        came: u64,
+        frame: &Frame,
+    ) -> CheckResult {
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
         let Some((_, pending)) = session.pending.pop_front() else {
             return Err(format!("{id:?} was sent a reply without a command: {frame:?}"));
@@ -109,7 +121,7 @@ impl Simulation {
         (lock, kind): (&'static str, Kind),
         came: u64,
         frame: &Frame,
-    ) -> Verdict {
+    ) -> CheckResult {
         let Frame::Map(pairs) = frame else {
             return match code(frame) {
                 "null" if self.is_valid(host, id, owner, lock) => Err("a reentry timed out".into()),
@@ -179,7 +191,7 @@ impl Simulation {
         owner: usize,
         lock: &'static str,
         frame: &Frame,
-    ) -> Verdict {
+    ) -> CheckResult {
         let valid = self.is_valid(host, id, owner, lock);
         let Some(known_hold) = self.known_hold(host, id, owner, lock).cloned() else {
             return match code(frame) {
@@ -218,7 +230,7 @@ impl Simulation {
         lock: &'static str,
         came: u64,
         frame: &Frame,
-    ) -> Verdict {
+    ) -> CheckResult {
         let came = self.hosts[host].boot(came);
         match (frame, code(frame)) {
             (Frame::Int(ms), _) => {
@@ -243,7 +255,7 @@ impl Simulation {
     }
 
     /// Checks that HOLDS lists no hold that is unknown to the worker.
-    fn check_holds_reply(&self, host: usize, id: ConnectionId, frame: &Frame) -> Verdict {
+    fn check_holds_reply(&self, host: usize, id: ConnectionId, frame: &Frame) -> CheckResult {
         let Frame::Array(rows) = frame else { return Err(format!("HOLDS was answered {frame:?}")) };
         let session = &self.hosts[host].sessions[&id];
         for row in rows {

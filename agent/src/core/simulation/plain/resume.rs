@@ -2,7 +2,7 @@
 
 use redisson::{HolderId, Moment};
 
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::event::{Event, Input};
 use super::event_loop::secret;
 use super::names::{NAMES, name_of};
@@ -52,7 +52,7 @@ impl Simulation {
         host: usize,
         id: ConnectionId,
         frame: &Frame,
-    ) -> Verdict {
+    ) -> CheckResult {
         if code(frame) == "UNAVAILABLE" {
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl Simulation {
         id: ConnectionId,
         came: u64,
         frame: &Frame,
-    ) -> Verdict {
+    ) -> CheckResult {
         let run = self.hosts[host].run;
         match code(frame) {
             "UNAVAILABLE" => {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::redis::Redis;
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 
 /// The tokens that were granted.
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ impl Tokens {
         holder: &str,
         excused: bool,
         token: i64,
-    ) -> Verdict {
+    ) -> CheckResult {
         let highest = self.by_host.entry((lock.to_owned(), host, run)).or_default();
         if token <= *highest {
             return Err(format!(

@@ -8,7 +8,7 @@ use redisson::{HolderId, Kind, Lease};
 
 use super::super::requests::{hold_request, lock_name};
 use super::super::schedule::micros;
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::event::{Event, Input};
 use super::event_loop::secret;
 use super::host::Departed;
@@ -315,7 +315,7 @@ impl Simulation {
         }
     }
 
-    pub(super) fn read_on(&mut self, host: usize, id: ConnectionId) -> Verdict {
+    pub(super) fn read_on(&mut self, host: usize, id: ConnectionId) -> CheckResult {
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
         session.reading = true;
         session.known_stopped = false;
@@ -346,7 +346,12 @@ impl Simulation {
     }
 
     /// Delivers a reply or push to a worker.
-    pub(super) fn deliver(&mut self, host: usize, id: ConnectionId, outgoing: Outgoing) -> Verdict {
+    pub(super) fn deliver(
+        &mut self,
+        host: usize,
+        id: ConnectionId,
+        outgoing: Outgoing,
+    ) -> CheckResult {
         self.check_delivery(host, &outgoing)?;
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
         if !session.reading {

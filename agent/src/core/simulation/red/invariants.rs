@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use redisson::{HolderId, Moment};
 
-use super::super::seeds::Verdict;
+use super::super::seeds::CheckResult;
 use super::World;
 use crate::core::lease::hold::{Hold, LeaseMode};
 
@@ -25,7 +25,7 @@ impl ForgottenHolds {
 pub(super) const NAMES: [&str; 2] = ["x", "y"];
 
 impl World {
-    pub(super) fn check(&self) -> Verdict {
+    pub(super) fn check(&self) -> CheckResult {
         let now = self.boot();
         let (lease, margin) = (self.settings.lease, self.settings.lost_margin);
         for lock in NAMES {
@@ -71,7 +71,7 @@ impl World {
     }
 
     /// Checks that each server keeps the hold for as long as the agent assumes.
-    fn check_node_leases(&self, lock: &str, field: &str, hold: &Hold, now: Moment) -> Verdict {
+    fn check_node_leases(&self, lock: &str, field: &str, hold: &Hold, now: Moment) -> CheckResult {
         let Some(leases) = &hold.node_leases else {
             return Err(format!("{field} has no node leases"));
         };
@@ -94,7 +94,7 @@ impl World {
     }
 
     /// Checks that nothing is left after all workers have left, all faults are repaired and a lease has passed.
-    pub(super) fn check_end(&self) -> Verdict {
+    pub(super) fn check_end(&self) -> CheckResult {
         self.check_idle()?;
         for (node, server) in self.servers.iter().enumerate() {
             if !server.redis.keys().is_empty() {

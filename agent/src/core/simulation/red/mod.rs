@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::schedule::Trace;
-use super::seeds::{self, Verdict};
+use super::seeds::{self, CheckResult};
 use super::world::{self, Scenario};
 use crate::core::Node;
 use crate::protocol::resp::Frame;
@@ -42,7 +42,7 @@ impl Scenario for RedLocks {
         world.handle_reply(agent, connection, &reply);
     }
 
-    fn check(world: &mut World) -> Verdict {
+    fn check(world: &mut World) -> CheckResult {
         world.check()
     }
 
@@ -52,7 +52,7 @@ impl Scenario for RedLocks {
 }
 
 /// Plays a whole run.
-fn run(seed: u64, traced: bool) -> (World, Verdict) {
+fn run(seed: u64, traced: bool) -> (World, CheckResult) {
     let mut world = World::new(seed, if seed.is_multiple_of(3) { 5 } else { 3 }, 2, |settings| {
         let lease = world::set_lease(settings, seed);
         if let Some(red) = &mut settings.red {
@@ -64,7 +64,7 @@ fn run(seed: u64, traced: bool) -> (World, Verdict) {
     (world, verdict)
 }
 
-fn play(world: &mut World, seed: u64) -> Verdict {
+fn play(world: &mut World, seed: u64) -> CheckResult {
     let lease = world.settings.lease.duration();
     world.faulty = true;
     world.forgetful = seed % 2 == 1;

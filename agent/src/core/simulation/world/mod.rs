@@ -17,7 +17,7 @@ use super::first_number;
 use super::redis::Redis;
 use super::rng::Rng;
 use super::schedule::{Schedule, Trace, micros};
-use super::seeds::{Traced, Verdict};
+use super::seeds::{CheckResult, Traced};
 use crate::core::{Core, Failure, Node, OpId, RedSettings, Settings, tests::settings};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
@@ -138,7 +138,7 @@ pub(in crate::core) trait Scenario: Default {
     fn on_reply(world: &mut World<Self>, agent: usize, connection: ConnectionId, reply: Frame);
 
     /// Checks the invariants. Runs after every event.
-    fn check(world: &mut World<Self>) -> Verdict;
+    fn check(world: &mut World<Self>) -> CheckResult;
 
     /// Notes that a server lost a hold.
     fn on_hold_lost(&mut self, _lock: &str, _field: &str) {}
@@ -304,7 +304,7 @@ impl<S: Scenario> World<S> {
     }
 
     /// Lets time pass, and returns the violation, if any.
-    pub(super) fn run_for(&mut self, time: Duration) -> Verdict {
+    pub(super) fn run_for(&mut self, time: Duration) -> CheckResult {
         self.pass(time);
         self.violation.take().map_or(Ok(()), Err)
     }
@@ -327,7 +327,7 @@ impl<S: Scenario> World<S> {
     }
 
     /// Checks that no agent has anything left.
-    pub(super) fn check_idle(&self) -> Verdict {
+    pub(super) fn check_idle(&self) -> CheckResult {
         for (index, agent) in self.agents.iter().enumerate() {
             let (core, channels) = (&agent.core, &agent.wanted_channels);
             if !core.ops.is_empty() || core.leases.len() > 0 || core.locks.waiting() > 0 {

@@ -15,9 +15,9 @@ pub(super) const LATE: Duration = Duration::from_millis(250);
 /// The maximum number of releases that one reading can prove.
 const MOST: u32 = 1_000;
 
-/// The doubtful messages since the last reading.
+/// The ambiguous messages since the last reading.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Doubtful {
+pub(super) struct AmbiguousReleases {
     first: Time,
     last: Time,
     count: u32,
@@ -25,38 +25,39 @@ pub(super) struct Doubtful {
 
 impl Record {
     /// Applies a message that may be about this lock or another one.
-    pub fn released_in_doubt(&mut self, at: Time, effects: &mut Vec<Effect>) {
+    pub fn possibly_released(&mut self, at: Time, effects: &mut Vec<Effect>) {
         match self.reading_since(at) {
             // The reading is newer.
             Some(stamp) if self.is_held() && self.has_gone_on(at, stamp) => {}
-            None if self.is_held() && !self.is_released() => self.doubt(at),
+            None if self.is_held() && !self.is_released() => self.defer_release(at),
             _ => self.released(at, Source::Channels, Ending::Released, effects),
         }
     }
 
     /// Leaves it to the next reading whether a release at that instant has ended the holds.
-    pub(super) fn doubt(&mut self, at: Time) {
-        let doubtful = &mut self.releases.get_or_insert_default().doubtful;
-        let before = doubtful.map_or(at, |doubtful| doubtful.first);
-        let count = doubtful.map_or(0, |doubtful| doubtful.count);
+    pub(super) fn defer_release(&mut self, at: Time) {
+        let ambiguous = &mut self.releases.get_or_insert_default().ambiguous;
+        let before = ambiguous.map_or(at, |ambiguous| ambiguous.first);
+        let count = ambiguous.map_or(0, |ambiguous| ambiguous.count);
         let count = (count + 1).min(MOST);
-        *doubtful = Some(Doubtful { first: before, last: at, count });
+        *ambiguous = Some(AmbiguousReleases { first: before, last: at, count });
     }
 
     /// Applies the messages before a reading, unless the reading shows that the holds have continued.
-    pub(super) fn settle_doubt(
+    pub(super) fn resolve_ambiguous_releases(
         &mut self,
         stamp: Stamp,
         reading: &Reading,
         effects: &mut Vec<Effect>,
     ) {
         let Some(releases) = &mut self.releases else { return };
-        let Some(doubtful) = releases.doubtful.take_if(|it| stamp.sent >= it.first.moment()) else {
+        let Some(ambiguous) = releases.ambiguous.take_if(|it| stamp.sent >= it.first.moment())
+        else {
             return;
         };
-        let Doubtful { first, last, count } = doubtful;
+        let AmbiguousReleases { first, last, count } = ambiguous;
         if last.moment() > stamp.sent {
-            releases.doubtful = Some(Doubtful { first: last, last, count: 1 });
+            releases.ambiguous = Some(AmbiguousReleases { first: last, last, count: 1 });
         }
         if self.is_released() || self.continues(first.moment(), stamp, reading) {
             return;

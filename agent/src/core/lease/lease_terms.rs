@@ -13,7 +13,7 @@ pub(in crate::core) enum LeaseMode {
 
 /// The lease terms that EXTEND changes.
 #[derive(Debug, Clone)]
-pub(in crate::core) struct Keeping {
+pub(in crate::core) struct LeaseTerms {
     pub(super) mode: LeaseMode,
     pub(super) lease: Lease,
     pub(super) valid_until: Moment,

@@ -10,12 +10,12 @@ const CLOCK_EVERY: usize = 256;
 
 /// The remaining time of a search, which reads the clock only occasionally.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct SearchDeadline {
     until: SteadyMillis,
     rows: usize,
 }
 
-impl Patience {
+impl SearchDeadline {
     pub(super) fn new() -> Self {
         Self { until: SteadyMillis::now().plus(MILLIS), rows: 0 }
     }
@@ -38,9 +38,9 @@ mod tests {
 
     #[test]
     fn a_search_reads_some_rows_even_if_its_time_is_over() {
-        let mut patience = Patience { until: SteadyMillis(0), rows: 0 };
-        assert!(patience.is_over());
-        let read = (0..).take_while(|_| !patience.spend_row()).count();
+        let mut deadline = SearchDeadline { until: SteadyMillis(0), rows: 0 };
+        assert!(deadline.is_over());
+        let read = (0..).take_while(|_| !deadline.spend_row()).count();
         assert_eq!(read, CLOCK_EVERY - 1);
     }
 }
