@@ -170,7 +170,7 @@ impl Bed {
     /// Opens a further client in the JVM, and returns its id.
     pub(crate) async fn open(&self, client: &str, settings: &str) -> Result<String> {
         let client = format!("{}{client}", self.prefix);
-        self.opened.lock().expect("nobody panics in here").push(client.clone());
+        self.opened.lock().push(client.clone());
         open(&self.jvm, &client, &self.redis, settings).await
     }
 
@@ -268,7 +268,7 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         self.jvm.print_log();
-        for client in self.opened.lock().expect("nobody panics in here").drain(..) {
+        for client in self.opened.lock().drain(..) {
             // A JVM that has ended has closed its clients.
             drop(self.jvm.thread(&client, 0).begin("close"));
         }

@@ -66,12 +66,9 @@ mod cases {
         let waiting = bed.java(kind, "a").begin_wait().await?;
         // They acquire it again and again, so it is never free for long: only fairness lets Java acquire it.
         let mut turn = 0;
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         while waiting.is_open() {
-            ensure!(
-                tokio::time::Instant::now() < deadline,
-                "Java did not get the lock in {turn} turns"
-            );
+            ensure!(Instant::now() < deadline, "Java did not get the lock in {turn} turns");
             let worker = &mut workers[turn % 3];
             let mut bytes = harness::client::encode(&kind.unlock("a"));
             bytes.extend(harness::client::encode(&kind.lock("a", "")));

@@ -172,7 +172,7 @@ impl Writer {
                             tracing::error!(error, "history write failed; the history has a gap");
                         }
                         Some(error) => {
-                            tracing::error!(error, "history file missing and cannot be recreated")
+                            tracing::error!(error, "history file missing and cannot be recreated");
                         }
                         None => tracing::info!("history written again"),
                     }

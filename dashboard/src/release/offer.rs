@@ -93,7 +93,7 @@ impl Offer {
             return None;
         }
         let open = view.problems.iter().find(|problem| problem.acknowledged.is_none());
-        let problem = open.or(view.problems.first()).map(|problem| problem.problem);
+        let problem = open.or_else(|| view.problems.first()).map(|problem| problem.problem);
         Some(Self { id: view.id.clone(), view, problem, hash, ttl, dead, asked, read_at })
     }
 

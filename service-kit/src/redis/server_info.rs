@@ -92,8 +92,8 @@ impl ServerInfo {
     }
 }
 
-/// Returns whether a server that reports this `redis_version` does what Redis does since 7.0. KeyDB reports 6, and Valkey at
-/// least 7.
+/// Returns whether a server that reports this `redis_version` behaves as Redis 7.0 and later do. Versions of `KeyDB` are below 7,
+/// those of Valkey are not.
 #[must_use]
 pub fn is_redis_7(version: Option<&str>) -> bool {
     let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());

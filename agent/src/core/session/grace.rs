@@ -158,7 +158,7 @@ impl Core {
                 self.tell_every_jeopardy(reply_to.connection);
             }
             ResumeDecision::No(outcome, sentence) => {
-                self.refuse_resume(reply_to, outcome, sentence)
+                self.refuse_resume(reply_to, outcome, sentence);
             }
             ResumeDecision::NotYet(target) => self.sessions.add_asker(target, asked),
         }

@@ -89,10 +89,10 @@ fn a_lock_whose_queue_entries_were_removed_is_released_and_counts_once() {
     let [a, b, c] = ["a", "b", "c"].map(|name| held(name.as_bytes(), 1, 0).id);
     let outcomes = vec![
         (a.clone(), Outcome::Removed),
-        (a.clone(), Outcome::Removed),
+        (a, Outcome::Removed),
         (b, Outcome::Released),
         (c.clone(), Outcome::Removed),
-        (c.clone(), Outcome::Changed),
+        (c, Outcome::Changed),
     ];
     let shown = |outcomes: Vec<_>, of| {
         let step = IncidentStep::Done { outcomes, of };
