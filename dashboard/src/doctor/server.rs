@@ -268,7 +268,7 @@ impl ServerState {
                 FindingId::ReplicasNotRequired,
                 Severity::Warning,
                 format!(
-                    "{}{why}: a master that is cut off goes on granting locks that the new master grants again.",
+                    "{}{why}: a master that is cut off keeps granting locks that the new master grants again.",
                     amount(replicas, "replica is connected", "replicas are connected")
                 ),
                 next,

@@ -92,7 +92,7 @@ impl Cycle {
         self.waits.iter().all(|wait| Some(wait.confirmed) > newest_hold && lasts(wait))
     }
 
-    /// Returns whether it is known to last until somebody ends it.
+    /// Returns whether it is known to last until someone ends it.
     #[must_use]
     pub fn is_certain(&self) -> bool {
         self.waits.iter().all(Wait::is_certain) && !self.unread

@@ -31,7 +31,7 @@ pub enum Refusal {
     Memory,
     /// It cannot save its data.
     Disk,
-    /// Fewer replicas are online, and have reported lately, than it requires. Redis before 7.0 runs scripts all the same.
+    /// Fewer replicas are online, and have reported lately, than it requires. Redis before 7.0 runs scripts anyway.
     Replicas,
 }
 
