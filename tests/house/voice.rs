@@ -25,7 +25,7 @@ const DIALECT: [(&str, &str); 14] = [
     ("is no good", "is invalid"),
     ("parted by", "separated by"),
     ("goes on", "continues"),
-    ("expected such as", "expected for example"),
+    ("expected such as", "expected, for example,"),
     ("explicit lease", "fixed lease"),
     ("the case that", "the case where"),
     ("somebody", "someone"),

@@ -299,7 +299,7 @@ impl Metrics {
                 "Times that the sentinels promoted another master.",
                 &["node"],
             )?,
-            redis_up: make.gauges("redis_up", "1 while Redis answers, 0 otherwise.", &["node"])?,
+            redis_up: make.gauges("redis_up", "1 while Redis replies, 0 otherwise.", &["node"])?,
             redis_evicts: make.gauges(
                 "redis_evicts",
                 "1 if Redis may evict locks when its memory is full, 0 otherwise.",

@@ -508,7 +508,7 @@ impl Runtime {
                     tracing::warn!(
                         redis.node = server,
                         other,
-                        "two red-lock addresses lead to one server; their majority protects nothing"
+                        "two red-lock addresses lead to one server; a majority that counts it twice protects nothing"
                     );
                 }
                 if in_doubt {

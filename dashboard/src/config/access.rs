@@ -162,7 +162,7 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
             Ok(network) => networks.push(network),
             Err(_) => mistakes.push(raw.mistake(
                 "trusted_proxy",
-                format!("`{text}` is not an address: expected for example 10.0.0.7 or 10.0.0.0/24"),
+                format!("`{text}` is not an address: expected, for example, 10.0.0.7 or 10.0.0.0/24"),
             )),
         }
     }

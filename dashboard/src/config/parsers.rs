@@ -119,7 +119,7 @@ pub(super) fn public_url(text: &str) -> Result<String, String> {
             )),
             _ => Ok(text.to_owned()),
         },
-        _ => Err("expected for example https://locks.example.com".to_owned()),
+        _ => Err("expected, for example, https://locks.example.com".to_owned()),
     }
 }
 

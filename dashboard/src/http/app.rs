@@ -190,7 +190,7 @@ impl App {
         let mut dbs = scopes.iter().filter(|scope| scope.0 == deployment).map(|scope| scope.1);
         let db = match params.db.as_deref().filter(|db| !db.is_empty()) {
             Some(text) => dbs.find(|db| db.to_string() == text).ok_or_else(|| {
-                let detail = format!("database `{text}` of `{deployment}` is not looked at");
+                let detail = format!("database `{text}` of `{deployment}` is not watched");
                 ApiError::new(StatusCode::NOT_FOUND, detail)
             })?,
             None => match (dbs.next(), dbs.next()) {

@@ -148,7 +148,7 @@ impl Model {
     }
 
     /// Applies a release message of a server, which does not name the database of the lock: most likely one in which it
-    /// is held, otherwise one in which it is known. A lock that is held may continue, since the message may be about a hold in
+    /// is held, otherwise one in which it is known. The hold may continue, since the message may be about one in
     /// another database that no reading has shown.
     fn released(&mut self, scope: ScopeId, names: &[LockName], at: Time) {
         let databases = self.databases(scope);

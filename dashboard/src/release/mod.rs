@@ -117,7 +117,7 @@ impl Outcome {
                 .to_owned(),
             Self::Free => "The lock was already free: no hold was ended.".to_owned(),
             Self::NotQueued => "This entry is no longer in the queue. Nothing was done.".to_owned(),
-            Self::Changed => "The lock has changed since it was shown: holder, count, mode, time to live or \
+            Self::Changed => "The lock has changed since it was shown: holder, count, mode, TTL or \
                 deadline differ, or its problem is over. Nothing was done. Look at the lock as it is now, then decide again."
                 .to_owned(),
             Self::NoLock => "The key is no longer a lock. Nothing was done.".to_owned(),

@@ -8,7 +8,7 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{Acknowledgement, LockView, ProblemView};
 use crate::query::incidents::IncidentRow;
 
-/// The most different acknowledgements that are shown.
+/// The maximum number of different acknowledgements that are shown.
 const SHOWN: usize = 8;
 
 /// The acknowledgements in force, each with its problem, the number of its locks and its end.

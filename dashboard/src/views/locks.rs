@@ -28,7 +28,7 @@ impl ListView for LockRow {
         Heading { hint: "Sort by TTL", ..Heading::sorted_by("TTL", "ttl", "ttl") },
     ];
     const NOTHING: (&'static str, &'static str) =
-        ("No lock is held", "Every key has been looked at, and no lock is held right now.");
+        ("No lock is held", "All keys have been scanned, and no lock is held.");
     const ABOUT: &'static str = "";
 
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {

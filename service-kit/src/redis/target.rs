@@ -59,13 +59,13 @@ pub enum TargetError {
     )]
     Several(String),
     /// A missing or invalid host.
-    #[error("the URL names no host; expected for example redis://host:6379")]
+    #[error("the URL names no host; expected, for example, redis://host:6379")]
     Host,
     /// A Unix URL without a path.
-    #[error("the URL names no socket; expected for example unix:///run/redis/redis.sock")]
+    #[error("the URL names no socket; expected, for example, unix:///run/redis/redis.sock")]
     NoSocketPath,
     /// A database that is not a number.
-    #[error("database `{0}` is not a number; expected for example redis://host:6379/0")]
+    #[error("database `{0}` is not a number; expected, for example, redis://host:6379/0")]
     Db(String),
     /// An unknown option after the `?`.
     #[error("option `{0}` is not known; `db` is the only one")]
@@ -77,13 +77,15 @@ pub enum TargetError {
     #[error("the user or password is not valid UTF-8 after percent-decoding")]
     Encoding,
     /// A user without a password, who could not log in.
-    #[error("a user is given without a password; add it to the URL or use a password file")]
+    #[error(
+        "a user is given without a password; add the password to the URL, or use a password file"
+    )]
     NoPassword,
     /// A database other than 0 in a cluster.
     #[error("a cluster has database 0 only")]
     ClusterDb,
     /// Sentinels without the name of a master.
-    #[error("the URL names no master; expected for example redis+sentinel://host:26379/mymaster")]
+    #[error("the URL names no master; expected, for example, redis+sentinel://host:26379/mymaster")]
     MasterName,
     /// An unknown option after the `?` of a URL of sentinels.
     #[error("option `{0}` is not known; expected sentinel_username or sentinel_password")]

@@ -49,7 +49,7 @@ impl Core {
         }
         let why = match refusal {
             Some(refusal) => format!(
-                "the number of replicas that have it is unknown, and {wanted} must (--min-replicas): {refusal}"
+                "the number of replicas that have it is unknown, and {wanted} must have it (--min-replicas): {refusal}"
             ),
             None => format!(
                 "{replicas} of the {wanted} replicas that must have it (--min-replicas) confirmed it in time"

@@ -82,7 +82,7 @@ fn end_of(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMilli
     let until = match (&request.duration, &request.until) {
         (Some(text), None) => {
             let duration = humantime::parse_duration(text).map_err(|_| {
-                unprocessable("`for` is not understood: expected for example 8h or 2d")
+                unprocessable("`for` is not understood: expected, for example, 8h or 2d")
             })?;
             now.plus(millis(duration))
         }
