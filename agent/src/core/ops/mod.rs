@@ -235,7 +235,7 @@ impl Core {
 
 /// Returns the halves of a batch that Redis refuses because of one lock. Sent again, they divide further, until only that lock
 /// is refused.
-fn halves<T: Clone>(batch: &[T], failure: &Failure) -> Option<[Vec<T>; 2]> {
+pub(in crate::core) fn halves<T: Clone>(batch: &[T], failure: &Failure) -> Option<[Vec<T>; 2]> {
     let (first, second) = batch.split_at(batch.len() / 2);
     let divides = failure.is_about_one_lock() && !first.is_empty();
     divides.then(|| [first.to_vec(), second.to_vec()])

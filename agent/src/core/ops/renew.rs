@@ -10,7 +10,7 @@ use super::operation::Operation;
 use super::update::lost_end;
 use super::{Failure, Op, halves};
 use crate::core::ids::OpId;
-use crate::core::lease::Renewed;
+use crate::core::lease::{Renewed, unconfirmed_pause};
 use crate::core::ops::verb::{Renewal, RenewalForm, Renewals, Verb};
 use crate::core::session::event::Event;
 use crate::core::{Core, Lane, Node, Report, spans};
@@ -42,9 +42,14 @@ impl Operation for Renewals {
     /// The next renewal of each hold tries again. A batch that Redis refuses because of one lock is divided at once.
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
         core.take_op(id);
-        self.span.record("otel.status_code", "ERROR");
         let Some(halves) = halves(&self.holds, failure) else {
-            return core.on_renewal_failed(&self.holds, pause);
+            self.span.record("otel.status_code", "ERROR");
+            let at_least = match failure.is_about_one_lock() {
+                // Many locks may be refused, each of them alone.
+                true => unconfirmed_pause(core.settings.lease),
+                false => Duration::ZERO,
+            };
+            return core.on_renewal_failed(&self.holds, pause, at_least);
         };
         for holds in halves {
             core.send_renewals(self.form, holds);
@@ -150,7 +155,7 @@ impl Core {
     }
 
     /// Handles a batch of renewals without an answer: each hold is tried again until it ends.
-    fn on_renewal_failed(&mut self, holds: &[Renewal], pause: Duration) {
+    fn on_renewal_failed(&mut self, holds: &[Renewal], pause: Duration, at_least: Duration) {
         let now = self.now;
         for Renewal { name, number, .. } in holds {
             let Some(failures) = self.leases.on_renewal_failed(*number) else {
@@ -161,7 +166,7 @@ impl Core {
             self.effects.report(Report::Renewals { group, outcome: "error", count: 1 });
             // The op's own pause is for the first failure; further ones slow down the hold's renewals.
             let pause = if failures == 1 { pause } else { self.pause(failures) };
-            self.leases.schedule_renewal(*number, now + pause);
+            self.leases.schedule_renewal(*number, now + pause.max(at_least));
         }
     }
 }

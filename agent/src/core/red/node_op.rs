@@ -13,7 +13,7 @@ use crate::core::ops::release::release_call;
 use crate::core::ops::renew::renewal_call;
 use crate::core::ops::update::lost_end;
 use crate::core::ops::verb::{NodeOp, NodeVerb, Renewal};
-use crate::core::ops::{Failure, NO_ANSWER, Op};
+use crate::core::ops::{Failure, NO_ANSWER, Op, halves};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::Number;
@@ -123,9 +123,14 @@ impl Operation for NodeOp {
                 let awaited = core.red.on_error(*quorum, node, text);
                 core.retry(id, if awaited { pause } else { pause * DECIDED_PAUSES });
             }
-            NodeVerb::Renew(_, holds) => {
+            NodeVerb::Renew(form, holds) => {
                 core.take_op(id);
-                core.on_node_renewal_failed(node, holds, pause);
+                let Some(halves) = halves(holds, failure) else {
+                    return core.on_node_renewal_failed(node, holds, pause);
+                };
+                for holds in halves {
+                    core.send_node_renewals(node, *form, holds);
+                }
             }
             NodeVerb::Restore(hold, _) => {
                 core.take_op(id);

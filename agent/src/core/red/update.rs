@@ -71,13 +71,22 @@ impl Core {
                 }
             }
             for (form, holds) in full.into_iter().chain(batches.rest()) {
-                let verb = NodeVerb::Renew(form, holds);
-                self.send(Verb::Node(NodeOp { node, verb }), Duration::ZERO);
+                self.send_node_renewals(node, form, holds);
             }
         }
         for number in numbers {
             self.reassess(*number, None);
         }
+    }
+
+    pub(super) fn send_node_renewals(
+        &mut self,
+        node: usize,
+        form: RenewalForm,
+        holds: Vec<Renewal>,
+    ) {
+        let verb = NodeVerb::Renew(form, holds);
+        self.send(Verb::Node(NodeOp { node, verb }), Duration::ZERO);
     }
 
     /// Handles one node's answer to a batch of renewals.
