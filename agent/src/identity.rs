@@ -28,8 +28,8 @@ const NUMBERS_PER_EPOCH: i64 = 1 << 30;
 const EPOCH_STEP: u64 = 1 << 10;
 /// The distance from the last epoch within which the clock has not been set back: quick restarts came before it.
 const QUICK_RESTARTS: u64 = 16;
-/// The last epoch whose numbers fit in 63 bits, in the year 2242.
-const LAST_EPOCH: u64 = (1 << 33) - 1;
+/// The last epoch whose numbers [`redisson::HolderId::looks_like_agent`] recognizes, in the year 2106.
+const LAST_EPOCH: u64 = (1 << 32) - 1;
 
 #[derive(Debug)]
 pub struct Identity {

@@ -25,11 +25,11 @@ local function now_ms()
 end
 
 -- Returns whether the waiter is an agent's, which refreshes its deadline. An agent's numbers begin at 2^30 times the second of its
--- start, since 2020 and, as clocks differ, until a year from now. Redisson's thread ids are far below, but its callers may choose
--- any number.
+-- start, since 2020 and, as the clock of a host may once have been wrong, until 17 years from now. Redisson's thread ids are far
+-- below, but its callers may choose any number.
 local function is_refreshed(waiter)
   local second = tonumber(string.match(waiter, ':(%d+)$') or 0) / 2^30
-  return second >= 1.6e9 and second < now_ms() / 1000 + 2^25
+  return second >= 1.6e9 and second < now_ms() / 1000 + 2^29
 end
 
 -- Returns whether the waiter is of an earlier run of the agent whose numbers begin with that of `first`.
