@@ -32,9 +32,11 @@ pub struct LeaseWatch {
     slack_ms: u16,
     rose: bool,
     /// The number of rises that were too early for a watchdog, or unusually late like the one before.
-    off_pace: u16,
+    off_pace: u8,
     /// True if the last rise was unusually late for a watchdog.
     late: bool,
+    /// True if the lease was set to another length and not renewed since.
+    replaced: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -111,6 +113,7 @@ impl LeaseWatch {
         self.rose = false;
         self.off_pace = 0;
         self.late = false;
+        self.replaced = false;
         let Some(ttl) = ttl else {
             self.lease = None;
             return;
@@ -157,10 +160,12 @@ impl LeaseWatch {
         if same_lease && (early || late_again) {
             self.off_pace = self.off_pace.saturating_add(1);
         }
+        self.replaced |= !same_lease;
         if moved + noise < pace || !same_lease || (near && ran_out) {
             self.regular = 0;
         } else if near {
             self.regular = self.regular.saturating_add(1);
+            self.replaced = false;
         }
         self.rose = true;
         Step::Rose
@@ -221,6 +226,12 @@ impl LeaseWatch {
     #[must_use]
     pub fn renewed(&self) -> bool {
         self.regular >= 2
+    }
+
+    /// Returns whether the lease was set to another length, as by an EXTEND, and has not been renewed since.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.replaced
     }
 
     /// Returns whether the hold is renewed, and no rise contradicts that.

@@ -89,7 +89,7 @@ pub struct Case<'a> {
     /// True if the lease was set again sooner or later than a watchdog does, for example by a release and another
     /// acquisition.
     pub off_pace: bool,
-    /// True if the reading before found it stuck.
+    /// True if the reading before found it stuck, with a lease of the same length.
     pub was_stuck: bool,
     /// Its late renewals.
     pub overdue: Option<&'a Overdue>,

@@ -122,7 +122,8 @@ impl Record {
             no_ttl_since: self.no_ttl_since.as_deref().copied(),
             renewed: self.lease.lease().filter(|_| self.lease.renewed()),
             off_pace: self.lease.is_off_pace(),
-            was_stuck: self.problems.iter().any(|it| it.problem == ProblemKind::Stuck),
+            was_stuck: !self.lease.is_replaced()
+                && self.problems.iter().any(|it| it.problem == ProblemKind::Stuck),
             overdue: cold.and_then(|cold| cold.overdue.as_ref()),
             unchanged_since: self.unchanged_since,
             listening_since: context.listening_since,

@@ -236,6 +236,8 @@ fn a_stuck_lock_stays_stuck_when_it_is_renewed_early_or_a_clock_is_set() {
         (holder(1), &[30_000, 30_000, 30_000], false),
         (granted, &[30_000, 30_000, 30_000], true),
         (holder(1), &[24_000], true),
+        // A fixed lease after the renewals.
+        (granted, &[3_600_000], false),
     ] {
         let mut model = model();
         let mut read_left = |ms, left| {
