@@ -1,6 +1,7 @@
 //! Checks every second which workers with holds or waits are stopped (SIGSTOP or a debugger).
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -74,10 +75,14 @@ async fn watch(core: mpsc::Sender<Input>) {
 }
 
 fn state(proc: &Path, pid: i32) -> State {
-    let Ok(stat) = std::fs::read(proc.join(pid.to_string()).join("stat")) else {
-        let lives = Pid::from_raw(pid)
-            .is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)));
-        return if lives { State::Hidden } else { State::Other };
+    let stat = match std::fs::read(proc.join(pid.to_string()).join("stat")) {
+        Ok(stat) => stat,
+        Err(error) => {
+            let hides = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied);
+            let lives = Pid::from_raw(pid)
+                .is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)));
+            return if hides && lives { State::Hidden } else { State::Other };
+        }
     };
     // The name before the state is in parentheses and may contain any byte.
     let end = stat.iter().rposition(|byte| *byte == b')');

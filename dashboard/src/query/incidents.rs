@@ -250,6 +250,7 @@ impl IncidentRow {
 
     /// Returns the least number of waiters for some of its locks. Those of a red lock wait on all of its servers and count
     /// once.
+    #[must_use]
     pub fn waiting_for<'a>(&self, locks: impl Iterator<Item = &'a LockView>) -> u64 {
         let mut of_red: HashMap<RedPart<'_>, u64> = HashMap::new();
         let mut waiting = 0;
@@ -313,7 +314,8 @@ fn join<K: Ord>(place: Entry<'_, K, IncidentRow>, incident: IncidentRow) {
 
 /// Returns the holders that have the problem. The current holders of a lock with an expired hold do not have it, nor do
 /// those next to one that is gone.
-fn holders(lock: &LockView, problem: ProblemKind) -> &[HolderView] {
+#[must_use]
+pub fn holders(lock: &LockView, problem: ProblemKind) -> &[HolderView] {
     let is_gone = |holder: &&HolderView| {
         holder.client.as_deref().is_some_and(|client| client.alive == Some(false))
     };

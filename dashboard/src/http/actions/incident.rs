@@ -19,7 +19,7 @@ use crate::http::page_request::PageRequest;
 use crate::http::params::{IncidentParams, Params, understood};
 use crate::model::types::ProblemKind;
 use crate::query::Published;
-use crate::query::incidents::IncidentRow;
+use crate::query::incidents::{IncidentRow, holders};
 use crate::release::batch::{Batch, BatchRequest, MAX_LOCKS, choices};
 use crate::release::{Offer, Operator, ReleaseError, Releases, Running};
 use crate::views::{self, IncidentPage, IncidentStep};
@@ -178,7 +178,8 @@ pub(super) async fn offer(
         if let Err(error) = visitor.needs_for(Right::Release, &id) {
             return Err((id, error.detail));
         }
-        let holder = lock.holders.first().map(|holder| &*holder.id);
+        let holder = holders(&lock, incident.problem).first().or_else(|| lock.holders.first());
+        let holder = holder.map(|holder| &*holder.id);
         let offer = read_offer(app, &id).await.map_err(|error| error.detail);
         let offer = offer.map(|offer| Offer { problem: Some(incident.problem), ..offer });
         match offer.and_then(|offer| Ok((choices(&offer, holder)?, offer))) {

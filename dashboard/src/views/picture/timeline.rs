@@ -378,6 +378,7 @@ mod tests {
     use super::super::super::tests::fixtures::{held, holder};
     use super::super::tests::hold;
     use super::*;
+
     const NOW: SteadyMillis = SteadyMillis(10_000_000);
 
     fn window(holds: Vec<PastHoldView>) -> PastWindow {
