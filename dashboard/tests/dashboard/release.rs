@@ -316,7 +316,7 @@ async fn a_hold_whose_problem_is_over_is_not_released() {
     assert_eq!(outcome(&answer), (409, "changed".to_owned()));
     assert!(answer.body.contains("its problem is over"), "{answer:?}");
     assert_eq!(run::<i64>(&mut redis, &["EXISTS", "a"]), 1);
-    // Whoever sees it without a problem can release it.
+    // A form that was opened after the problem can release it.
     dashboard.lock_when("a", |lock| lock["problems"] == json!([])).await;
     let seen = look(&dashboard, "a").await;
     let answer = release(&dashboard, "a", &seen, "lock").await;
