@@ -25,6 +25,7 @@ pub(super) fn hurried(rules: &str) -> String {
                 .replace("[2m]", "[15s]")
                 .replace("[10m]", "[15s]")
                 .replace("offset 5m", "offset 15s")
+                .replace("offset 10m", "offset 15s")
                 .replace("offset 1m", "offset 3s")
                 .replace("< 300", "< 15"),
         };
@@ -527,12 +528,22 @@ async fn a_forced_release_alerts() -> Result<()> {
 async fn a_frozen_agent_is_down_and_then_reports_it() -> Result<()> {
     let mut watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
-    lock(&mut worker, "a").await?;
+    lock(&mut worker, "orders:1").await?;
+    watched.until_scraped(LOST, "orders:*").await;
     watched.agent.process().freeze().await?;
     let down = watched.fires("LockscopeAgentDown").await;
     assert_eq!(down["severity"], "critical");
+    // Longer than the lease, and than the windows of the rules: no scrape is left from which they could count.
+    eventually("the last scrape before the freeze to be old", async || {
+        let scrapes = "count_over_time(lockscope_agent_sleeps_total[15s])";
+        let scrapes = watched.prometheus.query(scrapes).await?;
+        ensure!(scrapes.is_empty(), "{scrapes:?}");
+        Ok(())
+    })
+    .await;
     watched.agent.process().thaw()?;
-    watched.fires("LockscopeAgentSlept").await;
+    watched.has_fired("LockscopeAgentSlept").await;
+    watched.has_fired("LockscopeLockLost").await;
     watched.dashboard.process().kill()?;
     let down = watched.fires("LockscopeDashboardDown").await;
     assert_eq!(down["severity"], "critical");
