@@ -1,8 +1,12 @@
 //! Ordered sets of deadlines.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use redisson::Moment;
+
+/// The delay of a deadline which shows that this agent was held up, rather than Redis.
+pub(in crate::core) const HELD_UP: Duration = Duration::from_millis(20);
 
 /// The deadlines of one table, which removes each of them by the instant for which it was set.
 #[derive(Debug)]

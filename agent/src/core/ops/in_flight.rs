@@ -8,7 +8,7 @@ use redisson::{LockName, Moment};
 use crate::collections::HashMap;
 use crate::core::ids::OpId;
 use crate::core::ops::verb::{Ending, HandOver, Release, Undo, Verb};
-use crate::core::timer::Timers;
+use crate::core::timer::{HELD_UP, Timers};
 use crate::types::{Number, Refusal};
 
 /// The answer of WAIT to a script.
@@ -71,6 +71,8 @@ pub(in crate::core) struct Op {
     retry_at: Moment,
     /// The instant at which the command that waits for it is answered regardless.
     answer_by: Moment,
+    /// The command waits longer, because the agent was held up at that instant.
+    prolonged: bool,
     /// The instant at which the affected lease has expired.
     give_up_at: Moment,
     /// The deadline that is set.
@@ -231,6 +233,7 @@ impl InFlight {
             confirmed: Confirmed::default(),
             retry_at: Moment::NEVER,
             answer_by,
+            prolonged: false,
             give_up_at,
             armed: Moment::NEVER,
         };
@@ -339,23 +342,32 @@ impl InFlight {
     }
 
     /// Handles a deadline. Returns whether the waiting command must be answered now; [`Self::arm_unless_due`] follows.
-    pub(super) fn on_due(&mut self, id: OpId, now: Moment) -> bool {
+    ///
+    /// If the agent was held up, the reply may have arrived unread: once, the command waits for `longer`, or until the
+    /// affected lease has expired.
+    pub(super) fn on_due(&mut self, id: OpId, now: Moment, longer: Duration) -> bool {
         let Some(op) = self.ops.get_mut(&id) else { return false };
         op.armed = Moment::NEVER;
-        let silent = op.answer_by <= now;
-        if silent {
-            op.answer_by = Moment::NEVER;
+        if op.answer_by > now {
+            return false;
         }
-        silent
+        if !op.prolonged && now.since(op.answer_by) >= HELD_UP && now < op.give_up_at {
+            op.prolonged = true;
+            op.answer_by = op.give_up_at.min(now + longer);
+            return false;
+        }
+        op.answer_by = Moment::NEVER;
+        true
     }
 
-    /// Sets the deadline of the next attempt. Returns true instead if it is due already.
+    /// Sets the next deadline. Returns true instead if the next attempt is due already.
     pub(super) fn arm_unless_due(&mut self, id: OpId, now: Moment) -> bool {
         let Some(op) = self.ops.get_mut(&id) else { return false };
         if op.retry_at <= now {
             return true;
         }
-        self.timers.set(&mut op.armed, op.retry_at, id);
+        let due = op.retry_at.min(op.answer_by);
+        self.timers.set(&mut op.armed, due, id);
         false
     }
 

@@ -8,14 +8,11 @@ use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use crate::collections::HashMap;
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::HoldUpdate;
-use crate::core::timer::Timers;
+use crate::core::timer::{HELD_UP, Timers};
 use crate::protocol::resp::Frame;
 
 /// The time for which a node that did not answer is left alone, unless it answers earlier.
 const SILENCE: Duration = Duration::from_secs(1);
-
-/// The delay of a deadline which shows that this agent was held up, rather than the nodes.
-const HELD_UP: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Default)]
 pub(in crate::core) struct QuorumTable {

@@ -48,6 +48,32 @@ fn a_hand_over_with_a_lost_reply_passes_the_lock_once() {
 }
 
 #[test]
+fn a_reply_that_an_agent_held_up_has_not_read_yet_counts() {
+    let mut world = World::new();
+    let a = world.open();
+    world.network = Network::Slow(50);
+    world.lock(a, "x");
+    world.pass(Duration::from_millis(60));
+    assert_eq!(world.reply(a), "held 1");
+    world.unlock(a, "x");
+    // The reply arrives meanwhile, but the deadline is noticed before it is read.
+    world.now = world.now + Duration::from_secs(4);
+    world.pass(Duration::from_micros(1));
+    assert_eq!(world.reply(a), "0");
+    // Without a reply the command waits once more for as long, and no longer.
+    world.lock(a, "x");
+    world.pass(Duration::from_millis(60));
+    assert_eq!(world.reply(a), "held 1");
+    world.network = Network::Slow(60_000);
+    world.unlock(a, "x");
+    world.now = world.now + Duration::from_secs(4);
+    world.pass(Duration::from_millis(1900));
+    assert!(world.has_no_reply(a));
+    world.pass(Duration::from_millis(200));
+    assert_eq!(world.reply(a), "UNAVAILABLE");
+}
+
+#[test]
 fn a_lock_acquired_by_a_late_script_is_removed_by_the_next_waiter() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
