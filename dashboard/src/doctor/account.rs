@@ -9,9 +9,9 @@ use service_kit::redis::{CallError, Endpoint, Link, PubSubEvent, ServerError, Su
 use service_kit::shutdown::Shutdown;
 use tokio::time::timeout;
 
+use super::connection::{CONNECT_LIMIT, subscriber_options};
 use super::finding::{Finding, FindingId, Severity, Subject};
 use super::shown::{amount, count};
-use crate::redis::{TIMEOUT, subscriber_options};
 use crate::sources::read::{concerns_key, pipeline};
 use crate::text::visible;
 
@@ -191,7 +191,7 @@ impl Rights {
             }
         };
         // Without an answer, nothing is known or reported.
-        drop(timeout(TIMEOUT, replies).await);
+        drop(timeout(CONNECT_LIMIT, replies).await);
         // Refusals may arrive in any order.
         self.channels.sort();
         self.channels.dedup();

@@ -12,6 +12,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::account::{Features, Rights};
+use super::connection::{CONNECT_LIMIT, link_options};
 use super::finding::{Finding, FindingId, Severity, Subject};
 use super::locks::{Holders, LockSummary, Standing, judge, suspects};
 use super::report::Parts;
@@ -19,14 +20,12 @@ use super::server::ServerState;
 use super::survey::{Bounds, GAP, Surveyor};
 use crate::config::{self, Config};
 use crate::model::types::Presence;
-use crate::redis::{TIMEOUT, link_options, resolver_options};
+use crate::redis::{TIMEOUT, resolver_options};
 use crate::sources::read::ReadError;
 use crate::sources::registry::{Lookup, Registry};
 use crate::sources::scan::supports_no_touch;
 use crate::sources::slot_share::{Nodes, SlotShare};
 
-/// The time limit for connecting to a server, or for finding it.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// The maximum number of masters of a cluster that are checked.
 const MAX_MASTERS: usize = 64;
 /// The maximum number of locks whose listeners are counted.

@@ -4,6 +4,7 @@
 //! settings.
 
 mod account;
+mod connection;
 mod deployment;
 mod finding;
 mod locks;
