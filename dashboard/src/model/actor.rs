@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use redisson::LockName;
+use redisson::{LockName, Moment};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -120,10 +120,17 @@ pub struct ReadingReply {
     pub reading: Reading,
 }
 
+/// A request for a reading.
+#[derive(Debug)]
+struct ReadingRequest {
+    asked: Moment,
+    reply: oneshot::Sender<ReadingReply>,
+}
+
 #[derive(Debug)]
 enum Message {
     Observed(ScopeId, Box<Observation>),
-    ReadingRequested(ScopeId, LockName, oneshot::Sender<ReadingReply>),
+    ReadingRequested(ScopeId, LockName, ReadingRequest),
     Viewed(Vec<LockId>),
     Joined(ScopeId, mpsc::Sender<Vec<ReadRequest>>, oneshot::Sender<ScopeId>),
     Left(ScopeId),
@@ -177,11 +184,13 @@ impl ModelHandle {
         &self.scopes
     }
 
-    /// Requests a reading of a key. Returns `None` if it was not read within `timeout`, or there are too many requests.
+    /// Requests a reading of a key whose command is sent after this call, so that the reading shows no older state.
+    /// Returns `None` if there was none within `timeout`, or there are too many requests.
     pub async fn request_reading(&self, id: &LockId, timeout: Duration) -> Option<ReadingReply> {
         let scope = self.scope(&id.deployment, id.db)?;
         let (reply, answer) = oneshot::channel();
-        self.messages.try_send(Message::ReadingRequested(scope, id.name.clone(), reply)).ok()?;
+        let request = ReadingRequest { asked: now(), reply };
+        self.messages.try_send(Message::ReadingRequested(scope, id.name.clone(), request)).ok()?;
         tokio::time::timeout(timeout, answer).await.ok()?.ok()
     }
 
@@ -199,7 +208,7 @@ pub struct Actor {
     messages: mpsc::Receiver<Message>,
     /// The senders of read requests by scope, or `None` if the reader has ended.
     readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
-    requested: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<ReadingReply>>>,
+    requested: HashMap<(ScopeId, LockName), Vec<ReadingRequest>>,
     /// The locks that open pages show.
     viewed: Vec<LockId>,
     published: Instant,
@@ -290,23 +299,23 @@ impl Actor {
                 if moves_locks {
                     self.set_viewed();
                 }
-                if let Some((waiting, reading)) = reply {
+                if let Some((answered, reading)) = reply {
                     // The requester reads the snapshot next.
                     self.publish();
-                    for reply in waiting {
+                    for request in answered {
                         // The requester may have timed out.
-                        drop(reply.send(reading.clone()));
+                        drop(request.reply.send(reading.clone()));
                     }
                 }
             }
-            Message::ReadingRequested(scope, name, reply) => {
+            Message::ReadingRequested(scope, name, request) => {
                 let scope = self.model.home(scope, &name);
                 // Dropping the sender reports that the key could not be read.
                 if self.model.is_readable(scope)
                     && self.requested.len() < MAX_REQUESTED
                     && self.model.request(scope, &name)
                 {
-                    self.requested.entry((scope, name)).or_default().push(reply);
+                    self.requested.entry((scope, name)).or_default().push(request);
                     self.reads_due = true;
                 }
             }
@@ -345,18 +354,28 @@ impl Actor {
         }
     }
 
-    /// Returns the pending requests that this reading answers, with the reply.
+    /// Returns the pending requests that this reading answers, with the reply. Those that were made after its command was
+    /// sent wait for their own reading, which is scheduled.
     fn reply_to(
         &mut self,
         scope: ScopeId,
         observation: &Observation,
-    ) -> Option<(Vec<oneshot::Sender<ReadingReply>>, ReadingReply)> {
+    ) -> Option<(Vec<ReadingRequest>, ReadingReply)> {
         if self.requested.is_empty() {
             return None;
         }
         let Observation::Read { name, stamp, reading, .. } = observation else { return None };
-        let waiting = self.requested.remove(&(scope, name.clone()))?;
-        Some((waiting, ReadingReply { read_at: stamp.steady(), reading: reading.clone() }))
+        let key = (scope, name.clone());
+        let waiting = self.requested.get_mut(&key)?;
+        let answered: Vec<ReadingRequest> =
+            waiting.extract_if(.., |request| request.asked <= stamp.sent).collect();
+        if waiting.is_empty() {
+            self.requested.remove(&key);
+        }
+        if answered.is_empty() {
+            return None;
+        }
+        Some((answered, ReadingReply { read_at: stamp.steady(), reading: reading.clone() }))
     }
 
     fn send_read_requests(&mut self) {
@@ -393,7 +412,7 @@ impl Actor {
             self.hub.contention.store(Arc::new(self.model.contention(now)));
         }
         for waiting in self.requested.values_mut() {
-            waiting.retain(|reply| !reply.is_closed());
+            waiting.retain(|request| !request.reply.is_closed());
         }
         self.requested.retain(|_, waiting| !waiting.is_empty());
         for scope in (0..self.readers.len()).map(ScopeId) {

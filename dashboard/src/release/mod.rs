@@ -49,8 +49,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 const REJECTED: &str = "rejected";
 /// The longest wait for a reply of Redis, which is doubled if Redis does not have the script yet.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// The longest wait for a reading right before a release.
-const READING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The longest wait for a reading right before a release. With the wait for the reply, it is shorter than a request's
+/// wait for the outcome.
+const READING_TIMEOUT: Duration = Duration::from_millis(900);
 /// The longest reason, in characters.
 pub const MAX_REASON: usize = 500;
 
@@ -73,6 +74,8 @@ pub enum Outcome {
     Refused(String),
     /// Redis could not be reached, so nothing was done.
     Unsent(String),
+    /// The lock could not be read again, so its problem may be over, and nothing was done.
+    Unread,
     /// The reply was lost. The script may have run, or may still run.
     Unknown(String),
     /// There were too many releases within the last minute, so nothing was done.
@@ -94,7 +97,7 @@ impl Outcome {
             Self::Changed => "changed",
             Self::NoLock => "no_lock",
             Self::Refused(_) => "refused",
-            Self::Unsent(_) => "unsent",
+            Self::Unsent(_) | Self::Unread => "unsent",
             Self::Unknown(_) => "unknown",
             Self::Limited => "limited",
         }
@@ -123,6 +126,9 @@ impl Outcome {
             Self::NoLock => "The key is no longer a lock. Nothing was done.".to_owned(),
             Self::Refused(why) => format!("Redis rejected the release: {why}. Nothing was done."),
             Self::Unsent(why) => format!("Redis cannot be reached: {why}. Nothing was done."),
+            Self::Unread => "The lock could not be read again in time, so its problem may be over. Nothing was done. \
+                Look at the lock again, then decide."
+                .to_owned(),
             Self::Unknown(why) => format!(
                 "The outcome is unknown: {why}. The lock may have been released, or may yet be once Redis continues, \
                  but only if it is then still exactly as shown. Its page shows what has become of it."
@@ -398,8 +404,8 @@ impl Releases {
         let Some((scope, route)) = route else {
             return Outcome::Unsent("this database is not watched".to_owned());
         };
-        if self.is_problem_over(offer, choice).await {
-            return Outcome::Changed;
+        if let Err(outcome) = self.check_problem(offer, choice).await {
+            return outcome;
         }
         // The release is announced first, because its message arrives before the reply.
         let begun = now();
@@ -426,18 +432,24 @@ impl Releases {
         }
     }
 
-    /// Reads the lock again. Returns whether the problem for which it was offered is over, so that its hold may be healthy.
-    async fn is_problem_over(&self, offer: &Offer, choice: &Choice) -> bool {
+    /// Reads the lock again, and checks that it still has the problem for which it was offered, if any.
+    ///
+    /// # Errors
+    /// The outcome, if the problem is over, so that the hold may be healthy, or if nothing shows that it is not.
+    async fn check_problem(&self, offer: &Offer, choice: &Choice) -> Result<(), Outcome> {
         // A queue entry that was dead is dead.
         if offer.problem.is_none() || matches!(choice, Choice::Place(_)) {
-            return false;
+            return Ok(());
         }
-        // Without an answer, the latest reading counts.
-        drop(self.model.request_reading(&offer.id, READING_TIMEOUT).await);
+        if self.model.request_reading(&offer.id, READING_TIMEOUT).await.is_none() {
+            return Err(Outcome::Unread);
+        }
         let snapshot = self.hub.snapshot();
         // The script knows best whether the lock is free.
-        let held = snapshot.get(&offer.id).filter(|lock| lock.is_held());
-        held.is_some_and(|lock| !offer.has_problem(lock))
+        match snapshot.get(&offer.id).filter(|lock| lock.is_held()) {
+            Some(lock) if !offer.has_problem(lock) => Err(Outcome::Changed),
+            _ => Ok(()),
+        }
     }
 
     /// Announces to the model the holders whose holds a request may end from that instant on, or that it has ended none.

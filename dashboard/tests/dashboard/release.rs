@@ -323,6 +323,23 @@ async fn a_hold_whose_problem_is_over_is_not_released() {
     assert_eq!(outcome(&answer), (200, "released".to_owned()));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_whose_problem_cannot_be_checked_is_not_released() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &["--starving-after", "1s"]).await;
+    take(&mut redis, b"a", HOLDER, 600_000);
+    queue(&mut redis, "a", &[(6, 300_000)]);
+    dashboard.lock_when("a", |lock| lock["problems"][0]["problem"] == "starving").await;
+    let seen = look(&dashboard, "a").await;
+    server.freeze();
+    let answer = release(&dashboard, "a", &seen, "lock").await;
+    server.thaw();
+    assert_eq!(outcome(&answer), (503, "unsent".to_owned()), "{answer:?}");
+    assert!(answer.body.contains("could not be read again"), "{answer:?}");
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "a"]), 1);
+}
+
 /// Returns the offer of the lock `a`, whose server hangs from then on.
 async fn offered_by_a_hanging_redis(server: &RedisServer, dashboard: &Dashboard) -> Value {
     let mut redis = server.connect();

@@ -169,7 +169,7 @@ fn outcome_status(outcome: &Outcome) -> StatusCode {
         Outcome::Released | Outcome::Removed | Outcome::Free | Outcome::NotQueued => StatusCode::OK,
         Outcome::Changed | Outcome::NoLock => StatusCode::CONFLICT,
         Outcome::Refused(_) => StatusCode::BAD_GATEWAY,
-        Outcome::Unsent(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Outcome::Unsent(_) | Outcome::Unread => StatusCode::SERVICE_UNAVAILABLE,
         Outcome::Unknown(_) => StatusCode::GATEWAY_TIMEOUT,
         Outcome::Limited => StatusCode::TOO_MANY_REQUESTS,
     }
@@ -273,7 +273,7 @@ fn outcomes() -> utoipa::openapi::Object {
         (status = 422, description = "Target, reason or name is wrong, or a member is missing. Nothing was done."),
         (status = 429, description = "Too many releases within the last minute. Nothing was done."),
         (status = 502, description = "Redis rejected it. Nothing was done."),
-        (status = 503, description = "Redis cannot be reached. Nothing was done."),
+        (status = 503, description = "Redis cannot be reached, or the lock could not be read again. Nothing was done."),
         (
             status = 504,
             description = "The outcome is unknown: it may have been done, and may yet be, but only if the lock is then still as \

@@ -1,4 +1,4 @@
-//! Locks on open pages.
+//! Locks on open pages, and requested readings.
 
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +57,36 @@ async fn a_lock_on_an_open_page_is_read_at_the_node_to_which_its_slot_has_moved(
         let batch = tokio::time::timeout(Duration::from_secs(20), batches.recv()).await;
         assert_eq!(batch.unwrap().unwrap()[0].name, name("a"));
     }
+    stop.cancel();
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reading_that_was_sent_before_a_request_does_not_answer_it() {
+    let scopes = [(Arc::from("main"), 0)];
+    let model = Model::new(settings(), Grouping::new(Vec::new(), 10), &scopes, now());
+    let (actor, handle, _hub, _batches) = actor::new(model, &scopes);
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(actor.run(NoListener, stop.clone()));
+    let (since, at, run_id) = (now(), SteadyMillis::now(), None);
+    handle.observe(MAIN, Observation::ServerUp { since, at, run_id, cluster: false }).await;
+    let earlier = now() - Duration::from_millis(1);
+    let read = async |sent, reading| {
+        let stamp = Stamp { sent, received: Time::now() };
+        let (name, source) = (name("a"), Source::Poll);
+        handle.observe(MAIN, Observation::Read { name, stamp, source, reading }).await;
+    };
+    let id = LockId { deployment: "main".into(), db: 0, name: name("a") };
+    // The request is in the model's queue before the readings are.
+    let (answer, ()) = tokio::join!(
+        biased;
+        handle.request_reading(&id, Duration::from_secs(20)),
+        async {
+            read(earlier, held(1, 1, Some(30_000))).await;
+            read(now(), held(2, 1, Some(30_000))).await;
+        }
+    );
+    assert_eq!(answer.unwrap().reading, held(2, 1, Some(30_000)));
     stop.cancel();
     task.await.unwrap();
 }

@@ -406,6 +406,7 @@ fn only_a_release_that_did_not_happen_is_marked() {
         (Outcome::Free, " warn"),
         (Outcome::NotQueued, " warn"),
         (Outcome::Changed, " warn"),
+        (Outcome::Unread, " warn"),
         (Outcome::Limited, " warn"),
     ] {
         let words = outcome.explained();
