@@ -104,6 +104,15 @@ enum CloseReason {
 /// The load, and a reason to close MONITOR, if any.
 type Judgement = Result<(Load, Option<String>), CallError>;
 
+/// The reason why a judgement of the server does not open MONITOR.
+#[derive(Debug)]
+enum Objection {
+    /// The server did not answer, which says nothing about its load.
+    Unanswered(String),
+    /// MONITOR has to stay closed for a while, for this reason.
+    Pause(String),
+}
+
 /// The reason why MONITOR may not be opened.
 #[derive(Debug)]
 struct Refusal {
@@ -270,12 +279,6 @@ impl MonitorReader {
             if self.settings.mode == MonitorMode::On {
                 return (OpenReason::On, load.unwrap_or_default());
             }
-            if let Some(lost) = load.as_ref().err().filter(|error| is_unanswered(error)) {
-                quiet = 0;
-                self.status.set(SourceState::Down, lost.to_string());
-                self.wait_for_request(JUDGE_INTERVAL).await;
-                continue;
-            }
             match self.judge_before_opening(load).await {
                 Ok(load) if quiet + 1 >= QUIET_CHECKS => return (OpenReason::Auto, load),
                 Ok(_) => {
@@ -284,7 +287,12 @@ impl MonitorReader {
                     self.status.set(SourceState::Paused, detail);
                     self.wait_for_request(JUDGE_INTERVAL).await;
                 }
-                Err(why) => {
+                Err(Objection::Unanswered(why)) => {
+                    quiet = 0;
+                    self.status.set(SourceState::Down, why);
+                    self.wait_for_request(JUDGE_INTERVAL).await;
+                }
+                Err(Objection::Pause(why)) => {
                     quiet = 0;
                     self.governor.closed(Instant::now());
                     self.pause(format!("closed: {why}")).await;
@@ -344,13 +352,13 @@ impl MonitorReader {
         }
     }
 
-    async fn judge_before_opening(&self, load: Result<Load, CallError>) -> Result<Load, String> {
-        let load = load.map_err(|error| format!("the load cannot be judged: {error}"))?;
-        self.governor.may_open(load)?;
+    async fn judge_before_opening(&self, load: Result<Load, CallError>) -> Result<Load, Objection> {
+        let load = load?;
+        self.governor.may_open(load).map_err(Objection::Pause)?;
         match server::another_has_monitor(&self.link, None).await {
             Ok(false) => Ok(load),
-            Ok(true) => Err(ANOTHER_HAS_MONITOR.to_owned()),
-            Err(error) => Err(error.to_string()),
+            Ok(true) => Err(Objection::Pause(ANOTHER_HAS_MONITOR.to_owned())),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -540,6 +548,15 @@ impl MonitorReader {
 
 /// The reason to close if another client has MONITOR on.
 const ANOTHER_HAS_MONITOR: &str = "another client already uses MONITOR, which is costly";
+
+impl From<CallError> for Objection {
+    fn from(error: CallError) -> Self {
+        match is_unanswered(&error) {
+            true => Self::Unanswered(error.to_string()),
+            false => Self::Pause(format!("the load cannot be judged: {error}")),
+        }
+    }
+}
 
 impl OpenReason {
     fn as_str(self) -> &'static str {

@@ -38,6 +38,18 @@ async fn command(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     Some(words)
 }
 
+/// Returns the reply of a quiet master without limits for readers.
+fn reply_to(words: &[&str]) -> String {
+    match words {
+        ["PING"] => "+PONG\r\n".to_owned(),
+        ["INFO", "server"] => "$22\r\nredis_version:7.0.15\r\n\r\n".to_owned(),
+        ["INFO", "replication"] => "$13\r\nrole:master\r\n\r\n".to_owned(),
+        ["INFO", _] => "$0\r\n\r\n".to_owned(),
+        ["CONFIG", "GET", name] => format!("*2\r\n${}\r\n{name}\r\n$0\r\n\r\n", name.len()),
+        _ => "+OK\r\n".to_owned(),
+    }
+}
+
 /// Serves as a master without limits for readers. Each read of its limits is reported on `checks`, and a watch is
 /// requested before the first reply.
 async fn serve(stream: TcpStream, switch: &Switch, checks: mpsc::Sender<()>) {
@@ -45,23 +57,25 @@ async fn serve(stream: TcpStream, switch: &Switch, checks: mpsc::Sender<()>) {
     let mut first = true;
     while let Some(words) = command(&mut stream).await {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let reply = match words.as_slice() {
-            ["PING"] => "+PONG\r\n".to_owned(),
-            ["INFO", "server"] => "$22\r\nredis_version:7.0.15\r\n\r\n".to_owned(),
-            ["INFO", "replication"] => "$13\r\nrole:master\r\n\r\n".to_owned(),
-            ["INFO", _] => "$0\r\n\r\n".to_owned(),
-            ["CONFIG", "GET", name] => {
-                if *name == "client-output-buffer-limit" {
-                    if std::mem::take(&mut first) {
-                        assert!(switch.watch());
-                    }
-                    checks.send(()).await.unwrap();
-                }
-                format!("*2\r\n${}\r\n{name}\r\n$0\r\n\r\n", name.len())
+        if words == ["CONFIG", "GET", "client-output-buffer-limit"] {
+            if std::mem::take(&mut first) {
+                assert!(switch.watch());
             }
-            _ => "+OK\r\n".to_owned(),
-        };
-        stream.write_all(reply.as_bytes()).await.unwrap();
+            checks.send(()).await.unwrap();
+        }
+        stream.write_all(reply_to(&words).as_bytes()).await.unwrap();
+    }
+}
+
+/// Serves as a quiet master whose connection ends when its clients are to be listed.
+async fn serve_until_list(stream: TcpStream) {
+    let mut stream = BufReader::new(stream);
+    while let Some(words) = command(&mut stream).await {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        if words == ["INFO", "clients"] {
+            return;
+        }
+        stream.write_all(reply_to(&words).as_bytes()).await.unwrap();
     }
 }
 
@@ -125,6 +139,28 @@ async fn a_watch_requested_during_a_check_leads_to_another_check() {
     tokio::select! {
         () = two_checks => {}
         () = served => panic!("the connection was lost"),
+        () = reader.run() => panic!("it has ended"),
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_lost_during_a_check_is_checked_again_soon() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let target: Target = url.parse().unwrap();
+    let shutdown = Shutdown::new();
+    let (mut reader, _switch, _actor) = reader(&target, MonitorMode::Auto, &shutdown);
+    reader.settings.unbounded = true;
+    let two_checks = async {
+        for _ in 0..2 {
+            let (stream, _) = listener.accept().await.unwrap();
+            serve_until_list(stream).await;
+        }
+    };
+    // A pause would last a minute.
+    let two_checks = tokio::time::timeout(Duration::from_secs(40), two_checks);
+    tokio::select! {
+        checked = two_checks => checked.expect("it did not check again soon"),
         () = reader.run() => panic!("it has ended"),
     }
 }
