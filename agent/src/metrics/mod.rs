@@ -34,8 +34,10 @@ const HOLD_BUCKETS: [f64; 11] =
     [0.001, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14400.0];
 const ROUND_TRIP_BUCKETS: [f64; 11] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0];
-/// Lateness of renewals, and the validity left when they succeeded: fractions of a lease.
-const LEASE_BUCKETS: [f64; 11] = [0.001, 0.01, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0];
+/// Lateness of renewals, and the validity left when they succeeded: fractions of a lease, dense enough for the limits of
+/// the alerts on both. Neither has a label, so the budget of series allows more bounds.
+const LEASE_BUCKETS: [f64; 13] =
+    [0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0];
 
 /// The error labels of a script that was not sent, and of one whose reply was lost. Errors from a server use its own
 /// words.
