@@ -287,29 +287,31 @@ class Session:
             grant.lose("the agent object was closed")
         self.grants.clear()
         connection = self._connection
-        with contextlib.suppress(OSError, Disconnected, ErrorReply, LockscopeError, asyncio.TimeoutError):
-            if connection is not None:
-                await asyncio.wait_for(self._quit(connection), CLOSE_LIMIT)
-            elif held or self._mutex.locked():
-                await self._end_at_agent()
-        if connection is not None:
-            connection.abort()
+        if connection is None:
+            if held or self._mutex.locked():
+                # With a slow agent this continues in the background, as does the work that has the mutex. That work ends
+                # by itself, and it ends the session if it makes a connection.
+                await asyncio.wait({self._spawn(self._end_at_agent())}, timeout=CLOSE_LIMIT)
+            return
+        with contextlib.suppress(Disconnected, ErrorReply, asyncio.TimeoutError):
+            await asyncio.wait_for(self._quit(connection), CLOSE_LIMIT)
+        connection.abort()
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 
     async def _quit(self, connection: Connection) -> None:
-        if self._mutex.locked():  # The owner may wait for a lock; `QUIT` would be answered only afterwards.
-            await one_call(self._path, "CANCEL", self._id or "", self._secret)
-        await connection.call("QUIT")
+        ended = connection.send("QUIT")
+        if self._mutex.locked():  # The owner may wait for a lock; `QUIT` is answered only afterwards.
+            with contextlib.suppress(OSError, Disconnected, ErrorReply):
+                await one_call(self._path, "CANCEL", self._id or "", self._secret)
+        await ended
 
     async def _end_at_agent(self) -> None:
         """End a session without a connection at the agent, on a new one."""
-        await asyncio.wait_for(self._mutex.acquire(), CLOSE_LIMIT)
-        try:
+        async with self._mutex:
             if self._id is not None:  # A connection that was being made would have ended the session.
-                await self._open(boot() + ANSWER_TIME)
-        finally:
-            self._mutex.release()
+                with contextlib.suppress(OSError, Disconnected, ErrorReply, LockscopeError):
+                    await self._open(boot() + ANSWER_TIME)
 
     def close_soon(self) -> None:
         """End a session that has no holds, in the background."""

@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Awaitable, Callable, Coroutine, Generic, Iterable, List, Optional, TypeVar, Union
 
 from . import aio
+from ._connection import REPLY_LIMIT
 from ._errors import LockLost, LockTimeout, LockscopeError, Unavailable
 from ._grant import Grant
 from ._hold import BaseHold, BaseHolds, socket_path
@@ -17,6 +18,11 @@ from ._session import CLOSED, Session
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+#: The time for which a close waits for the end of the sessions. Those of a slow agent end in the background.
+CLOSE_LIMIT = 5.0
+#: The time for which the event loop runs after a close: a session may be resumed with three commands.
+ENDING_LIMIT = 3 * REPLY_LIMIT
 
 _agents: "weakref.WeakSet[Agent]" = weakref.WeakSet()
 #: Event loops of the parent process. A forked child must neither use nor collect them.
@@ -103,7 +109,8 @@ class _Engine:
         self._submitting = threading.RLock()
         self._thread.start()
         # Neither the thread nor the event loop refers to this object: it ends with its last agent object or hold.
-        weakref.finalize(self, _forget, self._loop, self.agent, self.pid).atexit = False
+        self._forgetting = weakref.finalize(self, _forget, self._loop, self.agent, self.pid)
+        self._forgetting.atexit = False
 
     def run(self, work: "Coroutine[Any, Any, T]") -> T:
         """Wait for the work, which continues if the wait is interrupted."""
@@ -134,8 +141,9 @@ class _Engine:
         with self._submitting:
             if not self.closed:
                 self.closed = True
+                self._forgetting.detach()
                 self._loop.call_soon_threadsafe(_close, self.agent)
-        self._thread.join()
+        self._thread.join(CLOSE_LIMIT)
 
     def check_thread(self) -> None:
         """Raise `RuntimeError` in the event loop's thread, which would wait for itself."""
@@ -157,7 +165,7 @@ class _Engine:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop until it is stopped, and cancel the tasks that still run on it."""
+    """Run an event loop until it is stopped and its tasks have ended."""
     try:
         loop.run_forever()
         loop.run_until_complete(_end_others())
@@ -166,13 +174,14 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_others() -> None:
+    """Wait for the tasks that a close leaves: they end by themselves, and some end a session at the agent."""
     while True:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if not others:
             return
+        await asyncio.wait(others, timeout=ENDING_LIMIT)
         for task in others:
             task.cancel()
-        await asyncio.wait(others)
 
 
 def _close(agent: aio.Agent) -> None:
@@ -333,7 +342,10 @@ class Agent:
             return None
 
     def close(self) -> None:
-        """Release everything and close the connections. Waits and later calls fail with `Unavailable`."""
+        """Release everything and close the connections. Waits and later calls fail with `Unavailable`.
+
+        If the agent does not answer, this returns after five seconds at most and continues in the background.
+        """
         with self._starting:
             self._closed = True
         if self._engine is not None:

@@ -211,7 +211,10 @@ class Agent:
             session.close_soon()
 
     async def close(self) -> None:
-        """Release everything and close the connections. Waits and later calls fail with `Unavailable`."""
+        """Release everything and close the connections. Waits and later calls fail with `Unavailable`.
+
+        If the agent does not answer, this returns after a second and continues in the background.
+        """
         self._enter()
         self._closed = True
         sessions = list(self._sessions)

@@ -35,6 +35,7 @@ public final class Agent implements AutoCloseable {
     private static final Duration DEFAULT_GRACE = Duration.ofMinutes(1);
     /** The number of connections without a hold that are kept for the next owner. */
     private static final int SPARE_SESSIONS = 32;
+    /** The time for which a close waits for the end of the sessions. Those of a slow agent end in the background. */
     private static final long CLOSE_LIMIT = TimeUnit.SECONDS.toNanos(5);
 
     private final Path socket;
@@ -157,12 +158,16 @@ public final class Agent implements AutoCloseable {
 
     /**
      * Releases everything and closes the connections. Waits and later calls fail with an {@link UnavailableException},
-     * and holds that are still open are lost.
+     * and holds that are still open are lost. If the agent does not answer, this returns after five seconds at most and
+     * continues in the background.
      */
     @Override
     public void close() {
         List<Session> all;
         synchronized (this) {
+            if (closed) {
+                return;
+            }
             closed = true;
             all = new ArrayList<>(sessions);
             sessions.clear();
@@ -171,12 +176,23 @@ public final class Agent implements AutoCloseable {
         var closing = new CountDownLatch(all.size());
         for (var session : all) {
             engine.run(() -> {
-                session.close();
-                closing.countDown();
+                try {
+                    session.close();
+                } finally {
+                    closing.countDown();
+                }
             });
         }
-        Interruption.deferring(CLOSE_LIMIT, nanos -> closing.await(nanos, TimeUnit.NANOSECONDS));
-        engine.close();
+        Interruption.Wait ended = nanos -> closing.await(nanos, TimeUnit.NANOSECONDS);
+        if (Interruption.deferring(CLOSE_LIMIT, ended)) {
+            engine.close();
+            return;
+        }
+        // A session that is being resumed needs the poller until it has ended.
+        engine.run(() -> {
+            Interruption.deferring(Interruption.FOREVER, ended);
+            engine.close();
+        });
     }
 
     List<Hold> acquire(Owner owner, Request request, long wait, Interruption interruption) throws InterruptedException {

@@ -18,7 +18,8 @@ import java.util.function.Consumer;
 final class Session {
     /** The longest wait for an agent that is not running. */
     private static final long CONNECT_LIMIT = TimeUnit.SECONDS.toNanos(30);
-    private static final long CLOSE_LIMIT = TimeUnit.SECONDS.toNanos(1);
+    /** Longer than any work of a closed session has the turn: at most it cancels a wait and makes a connection. */
+    private static final long TURN_LIMIT = 3 * Connection.REPLY_LIMIT;
 
     private final Engine engine;
     private final Consumer<Session> onIdle;
@@ -432,7 +433,7 @@ final class Session {
         }
     }
 
-    /** Ends the session and all its holds. */
+    /** Ends the session and all its holds. A resumption that is under way is awaited: it ends the session too. */
     void close() {
         renewals.stop();
         link.beginClosing();
@@ -443,7 +444,7 @@ final class Session {
         }
         if (link.isConnected()) {
             link.close();
-        } else if (Interruption.deferring(CLOSE_LIMIT, nanos -> turn.tryAcquire(nanos, TimeUnit.NANOSECONDS))) {
+        } else if (Interruption.deferring(TURN_LIMIT, nanos -> turn.tryAcquire(nanos, TimeUnit.NANOSECONDS))) {
             // A connection that was being made has ended the session.
             if (held) {
                 link.endAtAgent();
