@@ -214,6 +214,8 @@ public class Worker {
                     set(name, (Long) call("UNLOCK", name, "IN", name()));
                 } catch (Resumed resumed) {
                     // The holds have been updated.
+                } catch (JedisDataException error) {
+                    if (!code(error).equals("UNAVAILABLE")) throw error; // released: the agent keeps trying
                 }
             }
         }

@@ -220,7 +220,10 @@ func (s *session) unlock(name string) {
 	for wanted := s.held(name) - 1; s.held(name) > wanted; {
 		s.set(name, wanted) // from here on a loss of the lock does not matter
 		reply, err := s.call("UNLOCK", name, "IN", s.name())
-		if !errors.Is(err, errResumed) {
+		switch {
+		case errors.Is(err, errResumed):
+		case code(err) == "UNAVAILABLE": // released: the agent keeps trying until Redis confirms it
+		default:
 			must(err)
 			s.set(name, reply.(int64))
 		}

@@ -107,7 +107,9 @@ class Session {
     const wanted = this.holds[name] - 1;
     while ((this.holds[name] || 0) > wanted) {
       this.holds[name] = wanted; // from here on a loss of the lock does not matter
-      await this.call('UNLOCK', name, 'IN', this.ticket[0]);
+      await this.call('UNLOCK', name, 'IN', this.ticket[0]).catch((error) => {
+        if (code(error) !== 'UNAVAILABLE') throw error; // released: the agent keeps trying until Redis confirms it
+      });
     }
   }
 

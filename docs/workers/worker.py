@@ -129,6 +129,9 @@ class Session:
                 self.holds[name] = self.call("UNLOCK", name, "IN", self.ticket[0])
             except Resumed:
                 continue
+            except redis.ResponseError as error:
+                if str(error).split()[0] != "UNAVAILABLE":  # released: the agent keeps trying until Redis confirms it
+                    raise
 
     def quit(self):
         """Ends the session. Nothing is held any more, so a broken connection does no harm."""

@@ -63,6 +63,10 @@ fn say(text: &str) {
     writeln!(out, "{text}").and_then(|()| out.flush()).ok();
 }
 
+fn is_unavailable(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<RedisError>().and_then(RedisError::code) == Some("UNAVAILABLE")
+}
+
 fn text(value: Option<&Value>) -> String {
     value.and_then(|value| String::from_redis_value_ref(value).ok()).unwrap_or_default()
 }
@@ -232,7 +236,11 @@ impl Session {
             // From here on a loss of the lock does not matter.
             self.holds.insert(name.to_owned(), wanted);
             let unlock = self.command("UNLOCK", name);
-            self.call(&unlock).await?.ok();
+            match self.call(&unlock).await {
+                // Released: the agent keeps trying until Redis confirms it.
+                Err(error) if is_unavailable(error.as_ref()) => {}
+                answer => drop(answer?),
+            }
         }
         Ok(())
     }

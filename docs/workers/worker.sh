@@ -10,7 +10,7 @@ LOCKCTL=${LOCKCTL:-lockctl}
 # Restarts itself under the lock, with an argument that says so. LOCKSCOPE_LOCK alone would not do: a tmux server that was started
 # under the lock passes it on to programs that run there later. Status 75: the lock could not be acquired within a minute.
 if [[ ${1:-} != --locked || ${LOCKSCOPE_LOCK:-} != "$LOCK" ]]; then
-  exec "$LOCKCTL" exec --wait 1m --kill-after 3s "$LOCK" -- "$0" --locked "$@"
+  exec "$LOCKCTL" exec --wait 1m "$LOCK" -- "$0" --locked "$@"
 fi
 shift
 
