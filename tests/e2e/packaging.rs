@@ -442,22 +442,23 @@ fn every_packaged_file_exists() -> Result<()> {
     Ok(())
 }
 
-/// Runs a maintainer's script as dpkg does, with only a shell and these stand-ins installed. The one of
-/// `deb-systemd-helper` knows no unit, and prints its arguments as errors.
+/// Runs a maintainer's script as dpkg does, with only a shell and stand-ins installed.
 fn configured(package: &str) -> Result<Output> {
     let tools = tempfile::tempdir()?;
-    // Both commands change a file, which must exist.
-    let (change, any) = ("#!/bin/sh\n[ -e \"$2\" ]\n", "#!/bin/sh\n");
-    let helper = "#!/bin/sh\necho \"$@\" >&2\n[ \"$1\" != debian-installed ]\n";
-    let others = ["adduser", "deb-systemd-invoke", "systemctl", "grep"];
-    let sysusers = ["systemd-sysusers", "systemd-tmpfiles"];
-    let changes = ["chown", "chmod"].map(|name| (name, change));
-    let others = others.into_iter().chain(sysusers).map(|name| (name, any));
-    let helpers = [("deb-systemd-helper", helper)];
-    for (name, text) in changes.into_iter().chain(others).chain(helpers) {
-        let path = tools.path().join(name);
-        std::fs::write(&path, text)?;
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    // A script that we wrote might still be open in a child of another test, and could not be run.
+    let stand_in = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/packaging/stand-in");
+    for name in [
+        "adduser",
+        "chmod",
+        "chown",
+        "deb-systemd-helper",
+        "deb-systemd-invoke",
+        "grep",
+        "systemctl",
+        "systemd-sysusers",
+        "systemd-tmpfiles",
+    ] {
+        std::os::unix::fs::symlink(&stand_in, tools.path().join(name))?;
     }
     let script = folder().join(format!("debian/{package}/postinst"));
     let mut configure = command(&on_path("sh").context("no sh")?);

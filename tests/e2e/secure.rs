@@ -65,7 +65,7 @@ async fn the_documented_users_suffice() -> Result<()> {
     };
     let agent = Agent::at(
         &as_user("lockscope-agent", "agent-password"),
-        &["--lease", "6s", "--poll-max", "200ms"],
+        &["--lease", "30s", "--poll-max", "200ms"],
     )
     .await?;
     let url = as_user("lockscope-observer", "observer-password");
@@ -107,7 +107,7 @@ async fn the_documented_users_suffice() -> Result<()> {
     eventually("renewals", async || {
         let metrics = agent.metrics().await?;
         let renewed = metrics.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]);
-        ensure!(renewed >= 3.0, "{renewed}");
+        ensure!(renewed >= 2.0, "{renewed} of two locks");
         Ok(())
     })
     .await;

@@ -195,7 +195,7 @@ func many(count int) answer {
 		manyTasks.Add(1)
 		go func() {
 			defer manyTasks.Done()
-			hold, err := agent.Lock(context.Background(), fmt.Sprint("many:", i), lockscope.Wait(time.Minute))
+			hold, err := agent.Lock(context.Background(), fmt.Sprint("many:", i), lockscope.Wait(10*time.Minute))
 			note(err)
 			granted.Done()
 			if err == nil {

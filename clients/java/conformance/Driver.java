@@ -266,7 +266,7 @@ public final class Driver {
         for (int i = 0; i < count; i++) {
             var lock = agent.lock("many:" + i);
             manyThreads.add(start(() -> {
-                try (var hold = lock.acquire(Duration.ofMinutes(1))) {
+                try (var hold = lock.acquire(Duration.ofMinutes(10))) {
                     granted.countDown();
                     unmany.await();
                     hold.check();

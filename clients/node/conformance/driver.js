@@ -129,7 +129,7 @@ const verbs = {
     return {};
   },
   many(_, count) {
-    many = Array.from({ length: Number(count) }, (_, at) => agent.lock(`many:${at}`, { wait: 60_000 }));
+    many = Array.from({ length: Number(count) }, (_, at) => agent.lock(`many:${at}`, { wait: 600_000 }));
     return gather(many);
   },
   async share({ signal }, name, count) {

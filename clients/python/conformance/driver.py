@@ -95,6 +95,16 @@ class Threads:
         self.queues = {"main": queue.SimpleQueue()}
         #: The running command of `main`, and the one to interrupt.
         self.busy = self.cancelled = None
+        ended = self.ended
+
+        class Granted(_sync.Hold):
+            """A hold whose command cannot be interrupted any more: the library has passed the result on."""
+
+            def __init__(self, *given):
+                super().__init__(*given)
+                ended()
+
+        _sync.Hold = Granted
 
     def run(self):
         signal.signal(signal.SIGINT, self.interrupt)
@@ -146,7 +156,6 @@ class Threads:
             self.holds[handle] = self.agent.lock_all(names, **options(words))
         else:
             self.holds[handle] = self.agent.lock(name, **options(words))
-        self.ended()
         watch(handle, self.holds[handle])
         return describe(self.holds[handle])
 
@@ -226,7 +235,7 @@ class Threads:
 
         def one(number):
             try:
-                with self.agent.lock(f"many:{number}", wait=60) as hold:
+                with self.agent.lock(f"many:{number}", wait=600) as hold:
                     held.release()
                     self.release_many.wait()
                     hold.check()
@@ -363,7 +372,7 @@ class Tasks:
 
         async def one(number):
             try:
-                async with self.agent.lock(f"many:{number}", wait=60) as hold:
+                async with self.agent.lock(f"many:{number}", wait=600) as hold:
                     held.release()
                     await self.release_many.wait()
                     hold.check()

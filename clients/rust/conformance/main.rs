@@ -192,7 +192,7 @@ impl Driver {
     }
 
     async fn many(&self, count: usize) -> Value {
-        let lock = |i| self.agent.lock(format!("many:{i}")).wait(Duration::from_secs(60));
+        let lock = |i| self.agent.lock(format!("many:{i}")).wait(Duration::from_secs(600));
         let tasks: Vec<_> = (0..count).map(|i| tokio::spawn(lock(i).into_future())).collect();
         let mut errors = Vec::new();
         for task in tasks {

@@ -121,8 +121,18 @@ fn spawn(port: u16, extra: &[String], folder: &std::path::Path) -> Child {
         .expect("redis-server is installed")
 }
 
+/// Waits until this server answers. Otherwise returns `false`, and the server has ended.
 fn answers(port: u16, child: &mut Child) -> bool {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let answers = does_answer(port, child);
+    if !answers {
+        drop(child.kill());
+        drop(child.wait());
+    }
+    answers
+}
+
+fn does_answer(port: u16, child: &mut Child) -> bool {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     while tokio::time::Instant::now() < deadline && child.try_wait().unwrap().is_none() {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
         if let Ok(mut connection) = client.get_connection_with_timeout(Duration::from_secs(1)) {
@@ -132,6 +142,7 @@ fn answers(port: u16, child: &mut Child) -> bool {
                 Err(error) => error.to_string().contains("NOAUTH"),
             };
         }
+        std::thread::park_timeout(Duration::from_millis(5));
     }
     false
 }

@@ -19,6 +19,7 @@ async fn a_lock_is_found_followed_and_remembered() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.source_when("channels", "on").await;
     take(&mut redis, b"orders:1", HOLDER, 30_000);
     dashboard.listed_when("", &["orders:1"]).await;
     let lock = dashboard.lock_when("orders:1", |lock| lock["state"] == "held").await;

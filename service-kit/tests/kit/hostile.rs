@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use redis::cmd;
-use service_kit::redis::{Link, LinkOptions, PubSubEvent, Subscriber};
+use service_kit::redis::{Link, LinkOptions, PubSubEvent, Subscriber, SubscriberOptions};
 use service_kit::shutdown::Shutdown;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -146,8 +146,9 @@ async fn a_subscriber_reconnects_after_a_message_beyond_the_limit() {
     for (attack, reason) in ATTACKS {
         let hostile = Hostile::start("SUBSCRIBE", attack).await;
         let shutdown = Shutdown::new();
+        let options = SubscriberOptions { response_timeout: DEADLINE, ..subscriber_options() };
         let (subscriber, mut events) =
-            Subscriber::start(target(&hostile.url()), subscriber_options(), &shutdown);
+            Subscriber::start(target(&hostile.url()), options, &shutdown);
         subscriber.subscribe([b"news".to_vec()]);
         assert_eq!(in_time("it is up", events.recv()).await, Some(PubSubEvent::Up));
         let down = in_time("it is down", events.recv()).await;
@@ -164,10 +165,7 @@ async fn a_subscriber_reconnects_after_a_message_beyond_the_limit() {
 async fn a_long_message_is_skipped_and_the_connection_stays() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
-    let options = service_kit::redis::SubscriberOptions {
-        response_timeout: DEADLINE,
-        ..subscriber_options()
-    };
+    let options = SubscriberOptions { response_timeout: DEADLINE, ..subscriber_options() };
     let (subscriber, mut events) = Subscriber::start(target(&server.url()), options, &shutdown);
     subscriber.subscribe([b"news".to_vec()]);
     for expected in [PubSubEvent::Up, PubSubEvent::Subscribed(b"news".to_vec())] {

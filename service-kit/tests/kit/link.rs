@@ -59,11 +59,7 @@ async fn a_login_succeeds_or_reports_the_reason() {
     let reply = right.call(cmd("ACL").arg("WHOAMI").to_owned()).await;
     assert_eq!(reply, Ok(text("agent")));
 
-    let wrong = Link::start(
-        target(&format!("redis://agent:hunter2@127.0.0.1:{port}")),
-        link_options(),
-        &shutdown,
-    );
+    let wrong = patient_link(&format!("redis://agent:hunter2@127.0.0.1:{port}"), &shutdown);
     down(&wrong, "logging in: WRONGPASS").await;
     let error = wrong.call(cmd("PING")).await.unwrap_err();
     assert!(
@@ -173,7 +169,7 @@ async fn scripts_run_whether_the_server_knows_them_or_not() {
 async fn scripts_are_loaded_on_every_connect() {
     let mut server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
-    let options = LinkOptions { load: vec![SCRIPT], ..link_options() };
+    let options = LinkOptions { load: vec![SCRIPT], response_timeout: DEADLINE, ..link_options() };
     let link = Link::start(target(&server.url()), options, &shutdown);
     let exists = cmd("SCRIPT").arg("EXISTS").arg(SCRIPT_SHA).to_owned();
     up(&link).await;

@@ -320,14 +320,17 @@ async fn a_forbidden_channel_is_named_and_does_not_affect_others() {
 #[tokio::test]
 async fn a_slow_receiver_misses_nothing() {
     let server = Server::start(&[]).await;
-    let mut listener = Listener::start(&server.url());
+    let limit = Duration::from_secs(3);
+    let options = SubscriberOptions { response_timeout: limit, ..subscriber_options() };
+    let heartbeat = options.heartbeat;
+    let mut listener = Listener::with(&server.url(), options);
     listener.subscriber.subscribe([b"a".to_vec()]);
     listener.subscribed(&[b"a".to_vec()]).await;
     let script = "for i = 1, 20000 do redis.call('PUBLISH', 'a', i) end";
     server.ask::<()>(&["EVAL", script, "0"]);
     // Its confirmation comes after all of that. A wait longer than the heartbeat and the response timeout is no outage.
     listener.subscriber.subscribe([b"b".to_vec()]);
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    tokio::time::sleep(heartbeat + limit + Duration::from_millis(200)).await;
     for n in 1..=20_000 {
         assert_eq!(listener.next().await, message("a", None, &n.to_string()));
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use anyhow::{Result, ensure};
 use harness::{Reply, eventually};
 
-use super::{Bench, assert_error, credentials, lock};
+use super::{Bench, assert_error, credentials, lock, news, pushed, until_lost};
 
 #[tokio::test]
 async fn every_session_has_a_different_id_and_secret() -> Result<()> {
@@ -32,9 +32,8 @@ async fn each_event_is_delivered_once() -> Result<()> {
     let ticket = credentials(&mut worker).await?;
     assert_eq!(listener.call(&format!("EVENTS {ticket} WAIT 20")).await?, Reply::Array(vec![]));
     lock(&mut worker, "LOCK a").await?;
-    listener.send(&format!("EVENTS {ticket} WAIT 20000")).await?;
     bench.direct.call("DEL a").await?.ok()?;
-    assert_eq!(listener.reply().await?.text(), "[[lost, a, lock, missing]]");
+    assert_eq!(until_lost(&mut listener, &ticket).await, "[lost, a, lock, missing]");
     assert_eq!(listener.call(&format!("EVENTS {ticket}")).await?, Reply::Array(vec![]));
     listener.send(&format!("EVENTS {ticket} WAIT 20000")).await?;
     // A listener receives the end of the session.
@@ -55,7 +54,6 @@ async fn a_further_events_command_ends_the_earlier_one() -> Result<()> {
     let mut worker = bench.session().await?;
     let mut listeners = [bench.session().await?, bench.session().await?];
     let ticket = credentials(&mut worker).await?;
-    lock(&mut worker, "LOCK a").await?;
     for listener in &mut listeners {
         listener.send(&format!("EVENTS {ticket} WAIT 600000")).await?;
     }
@@ -66,8 +64,13 @@ async fn a_further_events_command_ends_the_earlier_one() -> Result<()> {
         reply = two.reply() => (reply?, one),
     };
     assert_eq!(earlier, Reply::Array(vec![]), "the events so far");
+    lock(&mut worker, "LOCK a").await?;
     bench.direct.call("DEL a").await?.ok()?;
-    assert_eq!(later.reply().await?.text(), "[[lost, a, lock, missing]]");
+    let lost = match news(&later.reply().await?)? {
+        Some(lost) => lost,
+        None => until_lost(later, &ticket).await,
+    };
+    assert_eq!(lost, "[lost, a, lock, missing]");
     Ok(())
 }
 
@@ -108,26 +111,26 @@ async fn only_subscribed_sessions_receive_pushes() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut old = bench.session().await?;
     let mut quiet = bench.agent.client3().await?;
-    let mut pushed = bench.agent.client3().await?;
+    let mut subscribed = bench.agent.client3().await?;
     assert_error(&old.call("SESSION PUSH on").await?, "SYNTAX", "RESP3");
-    pushed.call("SESSION PUSH on").await?.ok()?;
-    for (worker, name) in [(&mut old, "a"), (&mut quiet, "b"), (&mut pushed, "c")] {
+    subscribed.call("SESSION PUSH on").await?.ok()?;
+    for (worker, name) in [(&mut old, "a"), (&mut quiet, "b"), (&mut subscribed, "c")] {
         lock(worker, &format!("LOCK {name}")).await?;
     }
     for name in ["a", "b", "c"] {
         bench.direct.call(&format!("DEL {name}")).await?.ok()?;
     }
-    assert_eq!(pushed.push().await?, ["lock-lost", "c", "lock", "missing"]);
+    assert_eq!(pushed(&mut subscribed).await?, ["lock-lost", "c", "lock", "missing"]);
     bench.until_metric("lockscope_agent_lost_holds_total", &[], 3.0).await;
     assert_eq!(old.call("PING").await?.text(), "PONG");
     assert_eq!(quiet.call("PING").await?.text(), "PONG");
     assert_eq!(quiet.pushes(), 0);
-    pushed.call("SESSION PUSH off").await?.ok()?;
-    lock(&mut pushed, "LOCK c").await?;
+    subscribed.call("SESSION PUSH off").await?.ok()?;
+    lock(&mut subscribed, "LOCK c").await?;
     bench.direct.call("DEL c").await?.ok()?;
     bench.until_metric("lockscope_agent_lost_holds_total", &[], 4.0).await;
-    assert_eq!(pushed.call("PING").await?.text(), "PONG");
-    assert_eq!(pushed.pushes(), 0);
+    assert_eq!(subscribed.call("PING").await?.text(), "PONG");
+    assert_eq!(subscribed.pushes(), 0);
     Ok(())
 }
 
@@ -160,7 +163,7 @@ async fn deadlines_report_each_renewal() -> Result<()> {
     worker.call("SESSION PUSH on DEADLINES on").await?.ok()?;
     lock(&mut worker, "LOCK a").await?;
     for _ in 0..3 {
-        let push = worker.push().await?;
+        let push = pushed(&mut worker).await?;
         assert_eq!(push[..3], ["lock-valid", "a", "lock"]);
         let valid: i64 = push[3].parse()?;
         assert!((1..=6_000).contains(&valid), "{valid}");

@@ -164,7 +164,7 @@ async fn the_next_waiter_is_woken_when_the_head_leaves() -> Result<()> {
 #[tokio::test]
 async fn a_dead_head_blocks_the_queue_only_until_its_deadline() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
-    bench.foreign_entry(4_000).await?;
+    bench.foreign_entry(12_000).await?;
     let mut one = bench.session().await?;
     assert_eq!(one.call("LOCK a KIND fair NOWAIT").await?, Reply::Null);
     assert_error(&one.call("LOCK a").await?, "WRONGKIND", "fair");

@@ -52,7 +52,7 @@ async fn a_foreign_lock_without_a_ttl_is_polled() -> Result<()> {
 async fn the_waiter_sleeps_again_if_the_foreign_holder_renews() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
-    java.lease_ms = 4_000;
+    java.lease_ms = 12_000;
     assert!(java.lock("a").await?);
     let mut worker = bench.session().await?;
     worker.send("LOCK a").await?;

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Reply, Worker, eventually};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-use super::{Bench, answered, assert_error, credentials, holder, lock};
+use super::{Bench, answered, assert_error, credentials, holder, lock, pushed};
 
 /// Requests a grace and returns the session's id and secret as two words.
 pub(super) async fn graced(client: &mut Client, grace: Duration) -> Result<String> {
@@ -31,7 +31,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(300);
 
 #[tokio::test]
 async fn a_lock_survives_a_broken_connection() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "6s"]).await?;
+    let mut bench = Bench::with(&["--lease", "20s"]).await?;
     let mut worker = bench.agent.client3().await?;
     let ticket = graced(&mut worker, GRACE).await?;
     let before = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -53,7 +53,7 @@ async fn a_lock_survives_a_broken_connection() -> Result<()> {
     assert_error(&thief.call(&format!("RESUME {ticket}")).await?, "SESSION", "secret");
     assert_error(&thief.call(&format!("RESUME {new}")).await?, "SESSION", "open connection");
     bench.direct.call("DEL a").await?.ok()?;
-    assert_eq!(again.push().await?, ["lock-lost", "a", "lock", "missing"]);
+    assert_eq!(pushed(&mut again).await?, ["lock-lost", "a", "lock", "missing"]);
     rival.reply().await?.ok()?;
     assert_error(&again.call(&format!("UNLOCK a IN {id}")).await?, "LOST", "a");
     let metrics = bench.agent.metrics().await?;
@@ -65,7 +65,7 @@ async fn a_lock_survives_a_broken_connection() -> Result<()> {
 
 #[tokio::test]
 async fn every_kind_of_lock_survives_a_killed_agent() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "20s"]).await?;
+    let mut bench = Bench::with(&["--lease", "2m"]).await?;
     let mut worker = bench.session().await?;
     let ticket = graced(&mut worker, GRACE).await?;
     let mut before = Vec::new();
@@ -323,7 +323,7 @@ async fn an_operator_can_end_a_disconnected_session() -> Result<()> {
 
 #[tokio::test]
 async fn holds_survive_a_restart_of_the_agent_on_a_full_disk() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "20s"]).await?;
+    let mut bench = Bench::with(&["--lease", "2m"]).await?;
     let mut worker = bench.session().await?;
     let ticket = graced(&mut worker, GRACE).await?;
     lock(&mut worker, "LOCK a").await?;

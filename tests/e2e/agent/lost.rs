@@ -3,7 +3,7 @@
 use anyhow::Result;
 use harness::Reply;
 
-use super::{Bench, assert_error, credentials, lock};
+use super::{Bench, assert_error, credentials, lock, until_lost};
 
 const LOST: &str = "lockscope_agent_lost_holds_total";
 
@@ -15,8 +15,7 @@ async fn a_hold_deleted_from_redis_is_missing() -> Result<()> {
     let ticket = credentials(&mut worker).await?;
     lock(&mut worker, "LOCK a").await?;
     bench.direct.call("DEL a").await?.ok()?;
-    let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;
-    assert_eq!(events.text(), "[[lost, a, lock, missing]]");
+    assert_eq!(until_lost(&mut listener, &ticket).await, "[lost, a, lock, missing]");
     assert!(bench.is_free("a").await?, "the hold is never restored");
     assert_eq!(worker.call("HOLDS").await?, Reply::Array(vec![]));
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
@@ -29,7 +28,7 @@ async fn a_hold_deleted_from_redis_is_missing() -> Result<()> {
     let metric = "lockscope_agent_renewals_total";
     bench.until_metric(metric, &[("outcome", "renewed")], renewed + 2.0).await;
     assert!(bench.is_free("a").await?);
-    let again = lock(&mut worker, "LOCK a NOWAIT").await?;
+    let again = lock(&mut worker, "LOCK a").await?;
     assert_eq!(again.field("holds")?, &Reply::Int(1));
     Ok(())
 }
@@ -47,8 +46,7 @@ async fn a_hold_taken_by_another_client_is_stolen() -> Result<()> {
     bench.direct.call(&format!("HSET a {thief} 1")).await?.ok()?;
     bench.direct.call("PEXPIRE a 60000").await?.ok()?;
     bench.direct.call("EXEC").await?.ok()?;
-    let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;
-    assert_eq!(events.text(), "[[lost, a, lock, stolen]]");
+    assert_eq!(until_lost(&mut listener, &ticket).await, "[lost, a, lock, stolen]");
     assert_eq!(
         bench.holders("a").await?,
         [(thief.to_owned(), "1".to_owned())],

@@ -34,7 +34,7 @@ mod upgrade;
 
 pub(crate) use http::promtool;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::{Agent, Client, RedisServer, Reply, eventually};
 
 /// A Redis, an agent that uses it, and a direct connection to that Redis, which bypasses the agent.
@@ -147,6 +147,45 @@ pub(crate) async fn answered(client: &mut Client, command: &str) -> Reply {
         Ok(reply)
     })
     .await
+}
+
+/// Checks the reply to the UNLOCK of a lock that was held once. The agent keeps trying if Redis answers late.
+pub(crate) fn ensure_released(reply: &Reply) -> Result<()> {
+    ensure!(*reply == Reply::Int(0) || reply.is_error("UNAVAILABLE"), "{reply}");
+    Ok(())
+}
+
+/// Returns whether an event or a push with this first word is about a risk, as a stall of Redis or the agent causes it.
+fn is_warning(word: &str) -> bool {
+    ["jeopardy", "safe", "lock-jeopardy", "lock-safe"].contains(&word)
+}
+
+/// Returns the only event in a reply to EVENTS that is not a warning, if there is one. It must be the last.
+pub(crate) fn news(events: &Reply) -> Result<Option<String>> {
+    let warns = |event: &&Reply| event.items().is_ok_and(|words| is_warning(&words[0].text()));
+    let mut news = events.items()?.iter().skip_while(warns);
+    let found = news.next().map(Reply::text);
+    assert!(news.next().is_none(), "{events}");
+    Ok(found)
+}
+
+/// Returns the session's next event, except for warnings.
+pub(crate) async fn until_lost(client: &mut Client, ticket: &str) -> String {
+    eventually("a loss", async || {
+        let events = client.call(&format!("EVENTS {ticket} WAIT 5000")).await?.ok()?;
+        news(&events)?.with_context(|| format!("only {events}"))
+    })
+    .await
+}
+
+/// Returns the session's next push, except for warnings.
+pub(crate) async fn pushed(client: &mut Client) -> Result<Vec<String>> {
+    loop {
+        let push = client.push().await?;
+        if !is_warning(&push[0]) {
+            return Ok(push);
+        }
+    }
 }
 
 /// Returns the holder in the reply to LOCK.

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use harness::{Agent, Client, Reply, Worker, eventually};
 use tokio::task::JoinSet;
 
-use super::{Bench, assert_error, credentials, lock};
+use super::{Bench, answered, assert_error, credentials, lock};
 
 /// Returns this field of each map in the reply to MLOCK, as text.
 fn fields(reply: &Reply, key: &str) -> Result<Vec<String>> {
@@ -26,7 +26,7 @@ async fn mlock_acquires_all_locks_or_none() -> Result<()> {
     }
     assert_eq!(two.call("MLOCK 2 0 b NOWAIT").await?, Reply::Null);
     assert!(bench.is_free("0").await?, "null is sent after the release");
-    assert_eq!(two.call("MLOCK 2 0 b WAIT 50").await?, Reply::Null);
+    assert_eq!(answered(&mut two, "MLOCK 2 0 b WAIT 50").await, Reply::Null);
     assert!(bench.is_free("0").await?);
     two.send("MLOCK 2 0 b").await?;
     bench.until_waiting("b", 1).await?;

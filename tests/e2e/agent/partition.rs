@@ -10,9 +10,9 @@ use service_kit::clock::boot_micros;
 use super::replicas::granted;
 use crate::secure::documented_users;
 
-/// Long enough that the margin between a loss and the end of the lease outlasts the stalls of a busy machine.
-const LEASE: [&str; 2] = ["--lease", "9s"];
-const REPLICATED: [&str; 4] = ["--lease", "9s", "--min-replicas", "1"];
+const LEASE: [&str; 2] = ["--lease", "18s"];
+/// The margin, a tenth of the lease at most, outlasts the stalls of a busy machine between a loss and the next grant.
+const REPLICATED: [&str; 6] = ["--lease", "18s", "--lost-margin", "1800ms", "--min-replicas", "1"];
 
 /// Returns the time of the clock that deadlines of grants use, in nanoseconds.
 fn boot_nanos() -> Result<i64> {
@@ -65,7 +65,7 @@ impl Rivals {
                         warned = true;
                         // A third of the confirmed lease is left, but the lock in Redis has been renewed since.
                         let left = old.call(&format!("PTTL {name}")).await?.int()?;
-                        ensure!(left > 3_500, "renewals are delayed: {left} ms are left");
+                        ensure!(left > 7_000, "renewals are delayed: {left} ms are left");
                     }
                     "lock-safe" => warned = false,
                     "lock-lost" => {

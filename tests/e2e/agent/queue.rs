@@ -90,7 +90,7 @@ async fn a_departing_waiter_unblocks_the_next() -> Result<()> {
     let mut leaving = bench.session().await?;
     let mut last = bench.session().await?;
     lock(&mut holder, "LOCK a").await?;
-    brief.send("LOCK a WAIT 5000").await?;
+    brief.send("LOCK a WAIT 12000").await?;
     bench.until_waiting("a", 1).await?;
     leaving.send("LOCK a").await?;
     bench.until_waiting("a", 2).await?;

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::proxy::{Flow, Place, Proxy, Way};
 use harness::redis::locks;
-use harness::{Agent, Client, RedisServer, Reply, eventually};
+use harness::{Agent, RedisServer, Reply, eventually};
 use redisson::{HolderId, keys};
 
-use super::{answered, assert_error, credentials, holder, lock};
+use super::{answered, assert_error, credentials, holder, lock, until_lost};
 
 /// Gives each server of a busy machine the time to answer.
 const PATIENT: [&str; 2] = ["--node-timeout", "2s"];
@@ -69,20 +69,6 @@ pub(crate) async fn agent(main: &RedisServer, urls: &[String], flags: &[&str]) -
     })
     .await;
     Ok(agent)
-}
-
-/// Returns the session's next event that reports a loss.
-async fn until_lost(client: &mut Client, ticket: &str) -> String {
-    eventually("a loss", async || {
-        let events = client.call(&format!("EVENTS {ticket} WAIT 5000")).await?.ok()?;
-        for event in events.items()? {
-            if event.items()?[0].text() == "lost" {
-                return Ok(event.text());
-            }
-        }
-        bail!("only {events}")
-    })
-    .await
 }
 
 #[tokio::test]

@@ -180,7 +180,7 @@ async fn locks_work_if_redis_refuses_the_registry() -> Result<()> {
     let user = "ACL SETUSER narrow on >pw ~a ~redisson_* &* +@all";
     direct.call(user).await?.ok()?;
     let url = redis.url().replace("redis://", "redis://narrow:pw@");
-    let mut agent = Agent::at(&url, &["--lease", "6s"]).await?;
+    let mut agent = Agent::at(&url, &["--lease", "15s"]).await?;
     let mut worker = agent.client().await?;
     lock(&mut worker, "LOCK a").await?;
     eventually("a line in the agent's log", async || {

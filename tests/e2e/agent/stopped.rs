@@ -30,7 +30,7 @@ async fn a_stopped_worker_is_shown_and_keeps_its_lock() -> Result<()> {
 
 #[tokio::test]
 async fn a_stopped_workers_lock_lapses_if_configured() -> Result<()> {
-    let bench = Bench::with(&["--lease", "2s", "--frozen", "lapse"]).await?;
+    let bench = Bench::with(&["--lease", "9s", "--frozen", "lapse"]).await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
     let mut worker = Worker::start(&socket, &folder, &["LOCK a", "LOCK b"])?;
     worker.line().await?;

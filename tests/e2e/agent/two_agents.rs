@@ -3,7 +3,7 @@
 use anyhow::Result;
 use harness::{Agent, Client, Reply};
 
-use super::{Bench, holder, lock};
+use super::{Bench, ensure_released, holder, lock};
 
 #[tokio::test]
 async fn two_agents_exclude_and_wake_waiters_of_each_other() -> Result<()> {
@@ -36,7 +36,7 @@ async fn turns(mut client: Client, mut direct: Client, rounds: i64) -> Result<u3
         assert_eq!(inside, 1, "two workers hold the lock at once");
         let round = direct.call("INCR round").await?.int()?;
         direct.call("DECR inside").await?.ok()?;
-        client.call("UNLOCK hot").await?.ok()?;
+        ensure_released(&client.call("UNLOCK hot").await?)?;
         if round >= rounds {
             return Ok(mine);
         }

@@ -15,7 +15,7 @@ pub(super) enum Settings {
     /// The settings that docs/howto/clients.md advises.
     Advised,
     Default,
-    /// A time-out of a second (Lettuce).
+    /// A time-out of five seconds (Lettuce), which counts for the handshake too.
     Hasty,
 }
 

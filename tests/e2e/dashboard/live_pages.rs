@@ -202,9 +202,10 @@ async fn a_hidden_page_requests_nothing_and_then_shows_what_it_missed() -> Resul
     bench.listed("meanwhile", |_| true).await;
     assert_eq!(browser.run(&format!("return {}", says("meanwhile"))).await?, false);
     browser.run(&hide(false)).await?;
-    until(&browser, &says("meanwhile")).await;
+    // This sentence disappears after some seconds.
     until(&browser, "/^[1-9].* changed while/.test(document.getElementById('away').innerText)")
         .await;
+    until(&browser, &says("meanwhile")).await;
     streams(1.0).await;
     Ok(())
 }

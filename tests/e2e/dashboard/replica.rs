@@ -1,6 +1,7 @@
 //! The dashboard reading from a replica: the master has less load, and an unsuitable replica is no longer used.
 
 use anyhow::{Context as _, Result, ensure};
+use harness::redis::until_synchronized;
 use harness::{Client, Dashboard, RedisServer, Sentinels, eventually, http};
 use serde_json::Value;
 
@@ -27,8 +28,9 @@ async fn until_read(dashboard: &Dashboard, replica: Option<&str>) {
     .await;
 }
 
-/// Waits until a replica of this server is online.
-async fn until_followed(direct: &mut Client) {
+/// Waits until this server lists its replica as online, and the replica has loaded the server's data.
+async fn until_followed(direct: &mut Client, replica: &mut Client) {
+    until_synchronized(replica).await;
     eventually("the replica to follow", async || {
         let told = direct.call("INFO replication").await?.text();
         ensure!(told.contains("state=online"), "{told}");
@@ -45,12 +47,26 @@ async fn readings(direct: &mut Client) -> Result<Vec<String>> {
     Ok(asked.map(str::to_owned).collect())
 }
 
-/// Waits until that many changes of the server that is read have been reported, each as such.
-async fn until_notices(dashboard: &Dashboard, turns: usize) {
-    eventually(&format!("{turns} turns to be told"), async || {
-        let notices = dashboard.json("/api/v1/sources").await?["notices"].to_string();
-        let told = notices.matches("is read from now on").count();
-        ensure!(told == turns && !notices.contains("master now"), "{notices}");
+/// Returns the servers that the dashboard has reported to read from some instant on, the latest one first.
+async fn turns(dashboard: &Dashboard) -> Result<Vec<String>> {
+    let sources = dashboard.json("/api/v1/sources").await?;
+    let notices = &sources["notices"];
+    ensure!(!notices.to_string().contains("master now"), "{notices}");
+    let texts = notices.as_array().into_iter().flatten();
+    let turns = texts.filter_map(|notice| {
+        let (server, _) = notice["text"].as_str()?.split_once(" is read from now on")?;
+        Some(server.to_owned())
+    });
+    Ok(turns.collect())
+}
+
+/// Waits until a turn to this server has been reported, after those `before`. A host that stops for seconds makes the
+/// dashboard turn to the other server and back, so there may be several more.
+async fn until_turned(dashboard: &Dashboard, before: &[String], server: &str) {
+    eventually(&format!("the turn to {server} to be told"), async || {
+        let turns = turns(dashboard).await?;
+        let latest = turns.first().context("no turn")?;
+        ensure!(turns.len() > before.len() && latest == server, "{turns:?}");
         Ok(())
     })
     .await;
@@ -72,15 +88,15 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     let follows = format!("127.0.0.1 {}", server.port());
     let mut replica = RedisServer::with(&[("replicaof", &follows)]).await?;
     let mut direct = server.client().await?;
-    until_followed(&mut direct).await;
+    let mut at_replica = replica.client().await?;
+    until_followed(&mut direct, &mut at_replica).await;
     take(&mut direct, "first").await?;
     let flags = ["--read-from", "replica", "--monitor", "on", "--monitor-unbounded"];
     let flags = [flags.as_slice(), &["--allow-release", "--insecure"]].concat();
     let dashboard = Dashboard::start(&server.url(), &flags).await?;
-    let there = address(&replica);
+    let (here, there) = (address(&server), address(&replica));
     until_read(&dashboard, Some(&there)).await;
     lock(&dashboard, "first", held).await;
-    let mut at_replica = replica.client().await?;
     eventually("MONITOR to be on at the replica", async || {
         let clients = at_replica.call("CLIENT LIST").await?.text();
         ensure!(clients.lines().any(|client| client.contains("cmd=monitor")), "{clients}");
@@ -89,6 +105,8 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     .await;
     let page = http::get(dashboard.port(), "/sources").await?.body;
     assert!(page.contains(&format!("read from its replica {there}")), "{page}");
+    // The master is read until there is a choice, if that takes seconds.
+    direct.call("CONFIG RESETSTAT").await?.ok()?;
 
     // Waiters subscribe at the master. A release message of the master also arrives through the replica, and counts as one.
     let mut waiter = server.client().await?;
@@ -113,21 +131,24 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     assert_eq!(asked, [""; 0]);
 
     // A replica that stops following the master can no longer be read in its place.
+    let before = turns(&dashboard).await?;
     at_replica.call("REPLICAOF NO ONE").await?.ok()?;
     until_read(&dashboard, None).await;
     until_reason(&dashboard, "no replica follows it").await;
     take(&mut direct, "second").await?;
     lock(&dashboard, "second", held).await;
-    until_notices(&dashboard, 1).await;
+    until_turned(&dashboard, &before, &here).await;
+    let before = turns(&dashboard).await?;
     at_replica.call(&format!("REPLICAOF {follows}")).await?.ok()?;
     until_read(&dashboard, Some(&there)).await;
-    until_notices(&dashboard, 2).await;
+    until_turned(&dashboard, &before, &there).await;
     lock(&dashboard, "second", held).await;
+    let before = turns(&dashboard).await?;
     replica.process().kill()?;
     until_read(&dashboard, None).await;
     take(&mut direct, "third").await?;
     lock(&dashboard, "third", held).await;
-    until_notices(&dashboard, 3).await;
+    until_turned(&dashboard, &before, &here).await;
     let second = lock(&dashboard, "second", held).await;
     assert_eq!(second["past"], Value::Array(Vec::new()), "it was held all the time");
     Ok(())
@@ -147,7 +168,7 @@ async fn a_replica_that_refuses_the_login_is_not_logged_at_each_attempt_and_read
     let replica = RedisServer::start().await?;
     replica.follow(&server).await?;
     let (mut direct, mut there) = (server.client().await?, replica.client().await?);
-    until_followed(&mut direct).await;
+    until_followed(&mut direct, &mut there).await;
     there.call("CONFIG SET requirepass secret").await?.ok()?;
     let before = accepted(&mut there).await?;
     let mut dashboard = Dashboard::start(&server.url(), &["--read-from", "replica"]).await?;
@@ -190,13 +211,14 @@ async fn with_sentinel_a_replica_of_the_current_master_is_read() -> Result<()> {
 
 #[tokio::test]
 async fn locks_lost_by_a_master_that_restarts_empty_are_one_notice() -> Result<()> {
-    // After the restart the replica has no copy for seconds, so the master is read.
-    let mut server = RedisServer::with(&[("repl-diskless-sync-delay", "3")]).await?;
+    // After the restart the replica has no copy for a minute, so the master is read.
+    let mut server = RedisServer::with(&[("repl-diskless-sync-delay", "60")]).await?;
     let mut direct = server.client().await?;
+    direct.call("CONFIG SET repl-diskless-sync-delay 0").await?.ok()?;
     let follows = format!("127.0.0.1 {}", server.port());
     take(&mut direct, "lost").await?;
     let replica = RedisServer::with(&[("replicaof", &follows)]).await?;
-    until_followed(&mut direct).await;
+    until_followed(&mut direct, &mut replica.client().await?).await;
     let flags = ["--read-from", "replica", "--monitor", "off"];
     let dashboard = Dashboard::start(&server.url(), &flags).await?;
     until_read(&dashboard, Some(&address(&replica))).await;

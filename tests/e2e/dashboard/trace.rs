@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::browser::Browser;
-use harness::{Dashboard, Foreign, Process, eventually, process, programs};
+use harness::{Dashboard, Foreign, Process, eventually, http, process, programs};
 use serde_json::Value;
 
 use super::Bench;
@@ -44,6 +44,10 @@ async fn the_button_shows_the_life_of_a_lock_as_it_goes_on() -> Result<()> {
         .await;
     };
     shows("acquire refused subscribe").await;
+    // Its minute begins again.
+    let (port, headers) = (bench.dashboard.port(), [("Content-Type", "application/json")]);
+    let again = http::request(port, "POST", "/api/v1/trace?name=orders:42", &headers, "{}").await?;
+    ensure!(again.status == 202, "{}", again.body);
     // An open line stays open while more steps arrive.
     browser.run("document.querySelector('#rows details').open = true").await?;
     ensure!(java.renew("orders:42").await?, "lost");

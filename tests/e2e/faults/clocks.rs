@@ -1,10 +1,10 @@
 //! Changes to the wall clock of an agent's host while locks are held.
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{Agent, Client, RedisServer, Reply, WallClock, eventually};
+use harness::{Agent, Client, RedisServer, WallClock, eventually};
 use redisson::{HolderId, keys};
 
-use super::{Bench, SHORT, assert_held_by, holder, lock, lost};
+use super::{Bench, SHORT, answered, assert_held_by, holder, lock, lost, release};
 use crate::agent::credentials;
 
 const HOUR: i64 = 3_600;
@@ -99,7 +99,7 @@ async fn a_clock_change_affects_displayed_times_and_no_lock() -> Result<()> {
     bench.agent.restart().await?;
     super::ready(&bench.agent).await;
     let mut again = bench.session().await?;
-    let resumed = again.call(&format!("RESUME {ticket}")).await?.ok()?;
+    let resumed = answered(&mut again, &format!("RESUME {ticket}")).await.ok()?;
     let mut holds = Vec::new();
     for hold in resumed.field("holds")?.items()? {
         holds.push(hold.field("lock")?.text());
@@ -111,8 +111,7 @@ async fn a_clock_change_affects_displayed_times_and_no_lock() -> Result<()> {
     for before in [renewed_one, lasting] {
         ensure!(next != before.holder, "a number that was never used before");
     }
-    assert_eq!(again.call("UNLOCK b").await?, Reply::Int(0));
-    bench.until_free("b").await;
+    release(&mut bench, &mut again, "b").await?;
     bench.agent.process().kill()?;
     WallClock::clear_up(bench.agent.pid());
     Ok(())

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, ensure};
 use harness::proxy::{Flow, Gate, Place, Way};
 use harness::{Agent, Client, PATIENCE, Proxy, RedisServer, Worker, eventually, within};
 
-use super::{COMMANDS, MESSAGES, RENEWALS, ready};
+use super::{COMMANDS, MESSAGES, RENEWALS, hold_a_script, ready};
 
 /// The number of new integers that proves progress.
 const PROGRESS: i64 = 10;
@@ -148,9 +148,7 @@ async fn everything_fails(mut stage: Stage) -> Result<()> {
         }
 
         for _ in 0..5 {
-            let stuck = stage.hosts[host].proxy.line(COMMANDS).await;
-            stuck.set(Way::Up, Flow::Hold);
-            stuck.until_held(Way::Up).await;
+            let stuck = hold_a_script(&stage.hosts[host].proxy, COMMANDS).await?;
             stage.go_on("scripts held").await?;
             stuck.set(Way::Up, Flow::Pass);
             stage.go_on("scripts delivered late").await?;

@@ -9,23 +9,31 @@ mod replies;
 mod server;
 mod stalls;
 
-use anyhow::{Result, ensure};
-use harness::proxy::Place;
-use harness::{Agent, Proxy, RedisServer, eventually};
+use std::sync::Arc;
 
-use crate::agent::{Bench, assert_error, credentials, holder, lock};
+use anyhow::{Result, bail, ensure};
+use harness::proxy::{Flow, Line, Place, Way};
+use harness::{Agent, Client, Proxy, RedisServer, Reply, eventually};
+
+use crate::agent::{
+    Bench, answered, assert_error, credentials, ensure_released, holder, lock, pushed,
+};
 
 /// The names that an agent gives its connections.
 const COMMANDS: &str = "lockscope-agent";
 const RENEWALS: &str = "lockscope-agent-renewals";
 const MESSAGES: &str = "lockscope-agent-messages";
 
+/// The maximum number of connections that are held in turn until one of them holds a script.
+const MAX_LINES: usize = 100;
+
 /// A lease that does not end within a test and for which no renewal is due.
 const LONG: &[&str] = &["--lease", "10m"];
 /// A lease that is long enough for a busy machine and short enough for a test to see it end.
 const SHORT: &[&str] = &["--lease", "6s"];
-/// A lease of which a busy machine has enough left, after a warning, to renew it in time.
-const MEDIUM: &[&str] = &["--lease", "12s"];
+/// A lease with six seconds between a renewal and the warning without it, and between that and the loss: a busy machine
+/// may stall for so long.
+const MEDIUM: &[&str] = &["--lease", "20s"];
 
 /// Starts a Redis, an agent that reaches it through a proxy, and the proxy.
 async fn stage(flags: &[&str]) -> Result<(Bench, Proxy)> {
@@ -69,6 +77,40 @@ async fn assert_held_by(bench: &mut Bench, name: &str, holder: &str) -> Result<(
     let holders = bench.holders(name).await?;
     assert_eq!(holders, [(holder.to_owned(), "1".to_owned())], "{name}");
     Ok(())
+}
+
+/// Releases a lock that is held once and for which nobody waits. The agent keeps trying if Redis answers late; after 0
+/// the lock is free.
+async fn release(bench: &mut Bench, worker: &mut Client, name: &str) -> Result<()> {
+    let reply = worker.call(&format!("UNLOCK {name}")).await?;
+    ensure_released(&reply)?;
+    if reply == Reply::Int(0) {
+        assert!(bench.is_free(name).await?, "{name} is released");
+    }
+    bench.until_free(name).await;
+    Ok(())
+}
+
+/// Holds a script on its way over a connection of that name, and returns the connection. The agent may also close one
+/// for another reason, and sends nothing over it any more.
+async fn hold_a_script(proxy: &Proxy, name: &str) -> Result<Arc<Line>> {
+    for _ in 0..MAX_LINES {
+        let line = proxy.line(name).await;
+        line.set(Way::Up, Flow::HoldFrom("EVALSHA"));
+        let held = eventually("a script, or another line", async || {
+            // A connection may have held another script before.
+            let held = line.held(Way::Up) > 0 && line.is_holding(Way::Up, "EVALSHA");
+            let newest = proxy.line(name).await;
+            ensure!(held || !Arc::ptr_eq(&line, &newest), "neither");
+            Ok(held)
+        })
+        .await;
+        if held {
+            return Ok(line);
+        }
+        line.cut();
+    }
+    bail!("none of {MAX_LINES} lines held a script")
 }
 
 /// Returns the number of holds that the agent has lost so far.

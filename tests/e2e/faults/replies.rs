@@ -1,16 +1,15 @@
 //! Lost replies and late scripts. A script with an unknown outcome is sent again unchanged, and a copy that runs
 //! late must be harmless.
 
-use std::sync::Arc;
-
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use harness::proxy::{Flow, Line, Way};
-use harness::{Proxy, Reply, eventually};
+use harness::{Reply, eventually};
 
-use super::{COMMANDS, LONG, RENEWALS, SHORT, assert_error, assert_held_by, holder, lock, stage};
+use super::{
+    COMMANDS, LONG, RENEWALS, SHORT, assert_error, assert_held_by, hold_a_script, holder, lock,
+    stage,
+};
 
-/// The maximum number of connections that are held in turn until one of them holds a renewal.
-const MAX_LINES: usize = 100;
 const DOUBTS: &str = "lockscope_agent_doubts_total";
 
 #[tokio::test]
@@ -129,7 +128,7 @@ async fn a_late_renewal_extends_nothing_and_creates_nothing() -> Result<()> {
     let mut second = bench.session().await?;
     lock(&mut first, "LOCK a").await?;
     lock(&mut first, "LOCK b").await?;
-    let stuck = hold_a_renewal(&proxy).await?;
+    let stuck = hold_a_script(&proxy, RENEWALS).await?;
     // Renewals continue on another connection, so the held one is a copy.
     let renewed = "lockscope_agent_renewals_total";
     let before = bench.agent.metrics().await?.sum(renewed, &[("outcome", "renewed")]);
@@ -186,10 +185,10 @@ async fn a_lock_missing_at_its_hand_over_is_lost_by_both_holders() -> Result<()>
     bench.until_waiting("a", 1).await?;
     let stuck = proxy.line(COMMANDS).await;
     stuck.set(Way::Up, Flow::Hold);
+    bench.direct.call("DEL a").await?.ok()?;
     first.send("UNLOCK a").await?;
     let granted = second.reply().await?.ok()?;
     assert_eq!(granted.field("holds")?, &Reply::Int(1), "before Redis has answered");
-    bench.direct.call("DEL a").await?.ok()?;
     stuck.set(Way::Up, Flow::Pass);
     assert_error(&first.reply().await?, "LOST", "a");
     eventually("the loss", async || {
@@ -220,26 +219,6 @@ async fn a_re_entry_whose_reply_is_lost_leaves_no_count_behind() -> Result<()> {
     assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
     assert!(bench.is_free("a").await?);
     Ok(())
-}
-
-/// Holds a renewal on its way and returns its connection. The agent may also close a connection for another reason.
-async fn hold_a_renewal(proxy: &Proxy) -> Result<Arc<Line>> {
-    for _ in 0..MAX_LINES {
-        let line = proxy.line(RENEWALS).await;
-        line.set(Way::Up, Flow::HoldFrom("EVALSHA"));
-        let held = eventually("a renewal, or another line", async || {
-            let held = line.is_holding(Way::Up, "EVALSHA");
-            let newest = proxy.line(RENEWALS).await;
-            ensure!(held || !Arc::ptr_eq(&line, &newest), "neither");
-            Ok(held)
-        })
-        .await;
-        if held {
-            return Ok(line);
-        }
-        line.cut();
-    }
-    bail!("none of {MAX_LINES} lines held a renewal")
 }
 
 /// Delivers the script that a connection has held, and waits until Redis has read all of it and the end of the connection.

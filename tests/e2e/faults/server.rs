@@ -5,8 +5,8 @@ use harness::proxy::Place;
 use harness::{Agent, Client, RedisServer, Reply, eventually};
 
 use super::{
-    LONG, MEDIUM, SHORT, assert_error, assert_held_by, credentials, holder, lock, lost, on, ready,
-    stage, unready,
+    LONG, MEDIUM, assert_error, assert_held_by, credentials, holder, lock, lost, on, ready,
+    release, stage, unready,
 };
 
 const RENEWALS_TOTAL: &str = "lockscope_agent_renewals_total";
@@ -57,13 +57,19 @@ async fn a_stale_hold_restored_from_old_data_is_removed() -> Result<()> {
 
 #[tokio::test]
 async fn the_agent_waits_for_a_redis_that_is_loading() -> Result<()> {
-    let slow = [("key-load-delay", "1000"), ("loading-process-events-interval-bytes", "1024")];
+    // While it loads, it answers only after each kilobyte, which is a key: every 20 ms, for a minute.
+    let slow = [
+        ("key-load-delay", "20000"),
+        ("loading-process-events-interval-bytes", "1024"),
+        ("rdbcompression", "no"),
+    ];
     let redis = RedisServer::with(&slow).await?;
     let (mut bench, _proxy) = on(redis, LONG).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
-    for i in 0..50 {
-        let keys: Vec<String> = (0..100).map(|k| format!("k:{i}:{k} v")).collect();
+    let value = "v".repeat(1_024);
+    for i in 0..30 {
+        let keys: Vec<String> = (0..100).map(|k| format!("k:{i}:{k} {value}")).collect();
         run(&mut bench.direct, &format!("MSET {}", keys.join(" "))).await?;
     }
     run(&mut bench.direct, "SAVE").await?;
@@ -71,6 +77,7 @@ async fn the_agent_waits_for_a_redis_that_is_loading() -> Result<()> {
     bench.direct = bench.redis.client().await?;
     unready(&bench.agent, "LOADING").await;
     assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "LOADING");
+    run(&mut bench.direct, "CONFIG SET key-load-delay 0").await?;
     lock(&mut worker, "LOCK b").await?;
     assert_held_by(&mut bench, "a", &first).await?;
     assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
@@ -80,7 +87,7 @@ async fn the_agent_waits_for_a_redis_that_is_loading() -> Result<()> {
 
 #[tokio::test]
 async fn a_flushed_redis_is_detected_at_the_next_renewal_and_nothing_is_restored() -> Result<()> {
-    let (mut bench, _proxy) = stage(SHORT).await?;
+    let (mut bench, _proxy) = stage(MEDIUM).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     run(&mut bench.direct, "FLUSHALL").await?;
@@ -92,12 +99,13 @@ async fn a_flushed_redis_is_detected_at_the_next_renewal_and_nothing_is_restored
 
 #[tokio::test]
 async fn missing_scripts_are_sent_again() -> Result<()> {
-    let (mut bench, _proxy) = stage(SHORT).await?;
+    // With this lease Redis has two seconds to answer, the most that the agent ever gives it.
+    let (mut bench, _proxy) = stage(&["--lease", "30s"]).await?;
     let mut worker = bench.session().await?;
     let mut waiter = bench.session().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     run(&mut bench.direct, "SCRIPT FLUSH").await?;
-    bench.until_metric(RENEWALS_TOTAL, &[("outcome", "renewed")], 2.0).await;
+    bench.until_metric(RENEWALS_TOTAL, &[("outcome", "renewed")], 1.0).await;
     assert_held_by(&mut bench, "a", &first).await?;
     waiter.send("LOCK a").await?;
     bench.until_waiting("a", 1).await?;
@@ -112,7 +120,7 @@ async fn missing_scripts_are_sent_again() -> Result<()> {
 
 #[tokio::test]
 async fn a_key_overwritten_with_another_type_is_a_loss_and_not_changed() -> Result<()> {
-    let (mut bench, _proxy) = stage(SHORT).await?;
+    let (mut bench, _proxy) = stage(MEDIUM).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     run(&mut bench.direct, "SET a theirs").await?;
@@ -331,7 +339,7 @@ async fn a_refused_release_is_repeated_until_redis_accepts_it() -> Result<()> {
 
 #[tokio::test]
 async fn holds_survive_paused_writes() -> Result<()> {
-    let (mut bench, _proxy) = stage(SHORT).await?;
+    let (mut bench, _proxy) = stage(MEDIUM).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     run(&mut bench.direct, "CLIENT PAUSE 600000 WRITE").await?;
@@ -339,14 +347,14 @@ async fn holds_survive_paused_writes() -> Result<()> {
     run(&mut bench.direct, "CLIENT UNPAUSE").await?;
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
     assert_held_by(&mut bench, "a", &first).await?;
-    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    release(&mut bench, &mut worker, "a").await?;
     assert!(bench.is_free("a").await?, "no delayed script acquires the lock again");
     Ok(())
 }
 
 #[tokio::test]
 async fn an_eviction_policy_is_reported_when_it_is_set() -> Result<()> {
-    let (mut bench, _proxy) = stage(SHORT).await?;
+    let (mut bench, _proxy) = stage(MEDIUM).await?;
     let mut worker = bench.session().await?;
     let mut listener = bench.session().await?;
     let ticket = credentials(&mut worker).await?;

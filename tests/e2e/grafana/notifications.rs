@@ -150,7 +150,17 @@ async fn a_stuck_lock_is_a_ticket_and_its_waiters_are_none() -> Result<()> {
     let mut waiter = on_call.agents[1].client().await?;
     waiter.send("LOCK report:1").await?;
     on_call.until_suppressed(&["LockscopeOldestWait", "LockscopeStarving"]).await;
-    let tickets = on_call.notified();
-    assert_eq!(tickets, BTreeSet::from([("tickets".into(), "LockscopeStuck".into())]));
+    // A busy machine may have alerts of its own, such as one on late renewals.
+    let ours = [
+        "LockscopeStuck",
+        "LockscopeStarving",
+        "LockscopeOldestWait",
+        "LockscopeWaitsLong",
+        "LockscopeWaitersCrowd",
+        "LockscopeAcquireTimeouts",
+    ];
+    let mut notified = on_call.notified();
+    notified.retain(|(_, alert)| ours.contains(&alert.as_str()));
+    assert_eq!(notified, BTreeSet::from([("tickets".into(), "LockscopeStuck".into())]));
     Ok(())
 }

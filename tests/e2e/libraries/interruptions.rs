@@ -38,9 +38,12 @@ pub(super) async fn a_shorter_lease_counts_from_the_instant_at_which_it_is_sent(
 pub(super) async fn a_return_to_renewal_counts_from_the_instant_at_which_it_is_sent(
     library: &Library,
 ) -> Result<()> {
+    // The hold must end before the library stops waiting for the reply.
     let mut stage = Stage::with(library, &["--lease", "4s"]).await?;
     stage.driver.ok("lock a orders:42").await?;
-    stage.driver.ok("extend a 600000").await?;
+    // With this lease Redis has a quarter of a second to answer.
+    eventually("the fixed lease", async || stage.driver.ok("extend a 600000").await.map(drop))
+        .await;
     stage.agent.process().freeze().await?;
     // The watchdog's lease is shorter than the fixed one.
     let extending = stage.driver.send("main", "extend a 0").await?;
@@ -104,7 +107,7 @@ async fn overdue(stage: &mut Stage, task: &str) -> Result<Sent> {
 pub(super) async fn a_hung_agent_delays_no_limited_wait(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
     stage.driver.ok("lock k kept").await?;
-    for task in ["first", "second"] {
+    for task in ["first", "second", "third"] {
         let held = stage.driver.call_in(task, &format!("lock {task} {task}")).await?;
         ensure!(held.get("error").is_none(), "{held}");
     }
@@ -114,6 +117,7 @@ pub(super) async fn a_hung_agent_delays_no_limited_wait(library: &Library) -> Re
     fails_before(&mut stage, "main", "open", slow).await?;
     let slow = overdue(&mut stage, "second").await?;
     fails_before(&mut stage, "main", "resumed", slow).await?;
+    let slow = overdue(&mut stage, "third").await?;
     fails_before(&mut stage, "new", "new", slow).await?;
     stage.agent.process().thaw()?;
     // The agent reads the command only now.

@@ -284,7 +284,7 @@ async fn each_wait_has_its_own_limit_while_an_agent_accepts_no_connection() -> R
     let calls = libraries.iter().map(async |library| {
         let mut driver = driver::Driver::start(library, &path)?;
         driver.fails("lock a orders:42 wait=0", "unavailable").await?;
-        let longer = driver.send("main", "lock a orders:42 wait=9000").await?;
+        let longer = driver.send("main", "lock a orders:42 wait=29000").await?;
         let refused = driver.call_in("second", "lock b orders:43 wait=1000").await?;
         ensure!(!driver.has_answered(longer), "both waits have one limit");
         let text = refused["text"].as_str().unwrap_or_default();
@@ -302,7 +302,7 @@ async fn a_cancelled_wait_ends_while_an_agent_accepts_no_connection() -> Result<
     let libraries = with_uvloop(vec![PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST]);
     let calls = libraries.iter().map(async |library| {
         let mut driver = driver::Driver::start(library, &path)?;
-        let longer = driver.send("second", "lock b orders:43 wait=9000").await?;
+        let longer = driver.send("second", "lock b orders:43 wait=29000").await?;
         let waiting = driver.send("main", "lock a orders:42 wait=60000").await?;
         // Both are connecting once this has failed.
         driver.call_in("third", "lock c orders:44 wait=0").await?;

@@ -10,8 +10,8 @@ use super::driver::Driver;
 use super::stage::{SHORT, Stage, number};
 use crate::clients::relay::Relay;
 
-/// A grace that ends within a scenario unless the library reads the holds again.
-const GRACE: Duration = Duration::from_secs(6);
+/// A grace that ends within a scenario unless the library reads the holds again. Two thirds of it are left after a cut.
+const GRACE: Duration = Duration::from_secs(15);
 /// The grace of a driver for which no other is chosen, in milliseconds.
 const USUAL_GRACE_MS: i64 = 60_000;
 

@@ -111,8 +111,8 @@ pub(super) async fn a_waiting_task_does_not_delay_the_others(library: &Library) 
 }
 
 pub(super) async fn a_hold_at_risk_is_reported_and_becomes_safe(library: &Library) -> Result<()> {
-    // The lease is much longer than the pause, so that the hold is not lost on a busy host.
-    let mut stage = Stage::with(library, &["--lease", "15s"]).await?;
+    // The last third of the lease must suffice to receive the warning and to recover on a busy host.
+    let mut stage = Stage::with(library, &["--lease", "30s"]).await?;
     stage.driver.ok("lock a orders:42").await?;
     stage.redis.process().freeze().await?;
     stage.driver.event("risk", "a").await?;
@@ -174,8 +174,9 @@ pub(super) async fn a_fixed_lease_expires(library: &Library) -> Result<()> {
     ensure!(number(&hold, "remaining")? <= 30_000, "{hold}");
     let extended = stage.driver.ok("extend a 60000").await?;
     ensure!(number(&extended, "remaining")? > 30_000, "{extended}");
-    let shortened = stage.driver.ok("extend a 4000").await?;
-    ensure!(number(&shortened, "remaining")? <= 4000, "{shortened}");
+    // The reply must arrive before this lease ends.
+    let shortened = stage.driver.ok("extend a 6000").await?;
+    ensure!(number(&shortened, "remaining")? <= 6000, "{shortened}");
     stage.driver.event("lost", "a").await?;
     stage.driver.fails("check a", "lost").await?;
     stage.freed("orders:42").await;
@@ -202,7 +203,8 @@ pub(super) async fn a_lease_that_is_too_short_is_rejected_and_never_renewed(
     stage.driver.fails("extend a 0.5", "LIMIT").await?;
     let hold = stage.driver.ok("check a").await?;
     ensure!(number(&hold, "remaining")? <= 30_000, "{hold}");
-    stage.driver.ok("extend a 1000").await?;
+    // The reply must arrive before this lease ends.
+    stage.driver.ok("extend a 6000").await?;
     stage.driver.event("lost", "a").await.map(drop)
 }
 
@@ -316,18 +318,31 @@ pub(super) async fn a_hold_stays_certain_while_a_draining_agent_refuses_another_
     stage.driver.ok("lock a orders:42").await?;
     stage.drain().await?;
     let waiting = stage.driver.send("main", "lock b orders:43 wait=120000").await?;
-    // With a pause of 100 ms between them, these attempts take longer than a lease.
-    eventually("the attempts", async || {
-        let count = relay.attempts("orders:43")?;
-        ensure!(count >= 250, "{count}");
+    eventually("the first attempt", async || {
+        ensure!(relay.attempts("orders:43")? > 0, "none");
         Ok(())
     })
     .await;
+    let begun = age_of_the_keeper(&mut stage).await?;
+    eventually("a lease to be over", async || {
+        let now = age_of_the_keeper(&mut stage).await?;
+        ensure!(now >= begun + 25_000, "{} ms have passed", now - begun);
+        Ok(())
+    })
+    .await;
+    let count = relay.attempts("orders:43")?;
+    ensure!(count >= 5, "{count} attempts");
     ensure!(!stage.driver.has_event("lost", "a"), "the deadline was not followed");
     stage.agent.restart().await?;
     let granted = stage.driver.answer(waiting).await?;
     ensure!(granted.get("error").is_none(), "{granted}");
     stage.driver.ok("check a").await.map(drop)
+}
+
+/// Returns for how long the other worker has had its lock, in milliseconds.
+async fn age_of_the_keeper(stage: &mut Stage) -> Result<i64> {
+    let rows = stage.other.call("LOCKS MATCH keeper").await?.ok()?;
+    rows.items()?[1].items()?[0].field("age_ms")?.int()
 }
 
 pub(super) async fn a_forked_child_neither_holds_nor_releases(library: &Library) -> Result<()> {
@@ -353,8 +368,13 @@ pub(super) async fn a_thousand_locks_are_held_at_once(library: &Library) -> Resu
     ensure!(held == 1000, "{held} locks");
     let answer = stage.driver.ok("unmany").await?;
     ensure!(answer["errors"] == serde_json::json!([]), "{answer}");
-    let left = harness::redis::locks(&mut stage.direct).await?;
-    ensure!(left == 0, "{left} locks");
+    // A release that Redis has not confirmed in time succeeds too: the agent repeats it.
+    eventually("all locks to be released", async || {
+        let left = harness::redis::locks(&mut stage.direct).await?;
+        ensure!(left == 0, "{left} locks");
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 
@@ -455,11 +475,11 @@ pub(super) async fn a_grant_that_is_lost_before_it_is_read_is_not_used(
 pub(super) async fn a_hold_stays_certain_while_its_owner_waits_for_another_lock(
     library: &Library,
 ) -> Result<()> {
-    let mut stage = Stage::with(library, &["--lease", SHORT]).await?;
+    let mut stage = Stage::with(library, &["--lease", "12s"]).await?;
     stage.driver.ok("lock a orders:42").await?;
     stage.other_has("LOCK taken").await?;
     // This wait is longer than the lease.
-    let waiting = stage.driver.send("main", "lock b taken wait=8000").await?;
+    let waiting = stage.driver.send("main", "lock b taken wait=16000").await?;
     let answer = stage.driver.answer(waiting).await?;
     ensure!(answer["error"] == "timeout", "{answer}");
     stage.driver.ok("check a").await?;
@@ -505,7 +525,7 @@ pub(super) async fn a_loss_among_several_is_reported(library: &Library) -> Resul
     ensure!(event["reason"] == "missing", "{event}");
     stage.driver.fails("check all", "lost").await?;
     stage.driver.fails("release all", "lost").await?;
-    ensure!(stage.is_free("a").await?);
+    stage.released("a").await;
     stage.driver.ok("lock all a,b wait=60000").await.map(drop)
 }
 

@@ -107,7 +107,7 @@ async fn finish_work(desk: &mut Desk) -> Result<()> {
 async fn a_wrapper_that_dies_first_releases_nothing() -> Result<()> {
     let mut desk = Desk::new().await?;
     // The shell does not wait for its worker.
-    let mut run = desk.exec("a", &format!("{WORKER} & wait"))?;
+    let mut run = desk.exec("--kill-after 1h a", &format!("{WORKER} & wait"))?;
     desk.pid("worker").await?;
     run.0.terminate()?;
     finish_work(&mut desk).await?;
@@ -192,7 +192,7 @@ async fn a_parent_that_ignores_sigchld_changes_nothing() -> Result<()> {
 async fn a_wrapper_that_exits_after_ctrl_c_releases_nothing() -> Result<()> {
     let mut desk = Desk::new().await?;
     let script = format!("trap 'exit 130' INT; echo $$ > shell; {WORKER} & wait");
-    let mut run = desk.exec("a", &script)?;
+    let mut run = desk.exec("--kill-after 1h a", &script)?;
     let shell = desk.pid("shell").await?;
     desk.pid("worker").await?;
     // From the terminal, the signal reaches this group alone.

@@ -267,6 +267,9 @@ async fn the_trace_receiver_never_delays_locks() -> Result<()> {
         for protocol in ["grpc", "http/protobuf"] {
             let mut variables = sending(endpoint, protocol).to_vec();
             variables.push(("OTEL_BSP_MAX_QUEUE_SIZE", "8"));
+            if outcome == "dropped" {
+                variables.push(("OTEL_EXPORTER_OTLP_TIMEOUT", "600000"));
+            }
             let mut agent = Agent::in_environment(&redis, &[], &variables).await?;
             let mut worker = agent.client().await?;
             eventually("spans to be given up", async || {

@@ -40,10 +40,10 @@ import redis.clients.jedis.util.SafeEncoder;
  * Runs commands from standard input on the agent's socket with a Java library.
  *
  * <p>Arguments: {@code lettuce} or {@code jedis}, the socket, {@code advised} (settings), {@code default} or, for
- * Lettuce, {@code hasty}: it gives up a command after a second instead of a minute. A line is a tag, a connection's
- * name and a command; several commands with {@code " ; "} between them are sent at once. The result is printed as the
- * tag and a line of JSON, an error as {@code {"error": text}}, a push as {@code push}, the connection's name and a
- * list.
+ * Lettuce, {@code hasty}: it gives up a command after five seconds instead of a minute. A line is a tag, a
+ * connection's name and a command; several commands with {@code " ; "} between them are sent at once. The result is
+ * printed as the tag and a line of JSON, an error as {@code {"error": text}}, a push as {@code push}, the connection's
+ * name and a list.
  */
 public final class Driver {
     /** One connection of a library. Sends all commands before it waits for a reply. */
@@ -124,7 +124,7 @@ public final class Driver {
     static Caller lettuce(String path, String settings, String name) {
         RedisURI uri = RedisURI.create("redis-socket://" + path);
         if (settings.equals("hasty")) {
-            uri.setTimeout(Duration.ofSeconds(1));
+            uri.setTimeout(Duration.ofSeconds(5));
         }
         RedisClient client = RedisClient.create(uri);
         if (settings.equals("advised")) {

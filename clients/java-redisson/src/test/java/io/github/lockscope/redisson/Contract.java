@@ -18,7 +18,8 @@ import java.util.concurrent.TimeoutException;
 
 /**
  * Runs the contract of Redisson's lock interfaces with two clients, each {@code REDISSON} or {@code AGENT}, which use the same
- * names. Needs a Redis at {@code REDIS_URL}, and an agent with a lease of three seconds on it at {@code LOCKSCOPE_SOCKET}.
+ * names. Needs a Redis at {@code REDIS_URL}, and two agents on it: one with the lease of {@link Side.Kind#AGENT} at
+ * {@code LOCKSCOPE_SOCKET}, one with {@link Side#SHORT_LEASE} at {@code SHORT_LEASE_SOCKET}.
  *
  * <p>A test is a public method without arguments; {@link #first}, of the kind {@link #kind}, and {@link #second} are its clients. A test with
  * {@link Differs} must fail in that way if its first client is of that kind.

@@ -42,7 +42,7 @@ public final class KindsContract extends Contract {
 
     public void aFairWaitThatTimesOutBlocksNobody() throws Exception {
         second.fair(name).lock();
-        check(!elsewhere(() -> first.fair(name).tryLock(300, TimeUnit.MILLISECONDS)), "no lock");
+        check(!elsewhere(() -> first.fair(name).tryLock(1, TimeUnit.SECONDS)), "no lock");
         second.fair(name).unlock();
         check(first.fair(name).tryLock(5, TimeUnit.SECONDS), "a lock");
         first.fair(name).unlock();
@@ -87,7 +87,7 @@ public final class KindsContract extends Contract {
         long token = lock.lockAndGetToken();
         check(lock.tryLockAndGetToken() != null, "a reentry");
         equal(lock.getHoldCount(), 2);
-        check(elsewhere(() -> second.fenced(name).tryLockAndGetToken(100, TimeUnit.MILLISECONDS)) == null, "no token");
+        check(elsewhere(() -> second.fenced(name).tryLockAndGetToken(1, TimeUnit.SECONDS)) == null, "no token");
         check(lock.getToken() >= token, "no smaller token");
         lock.unlock();
         lock.unlock();
@@ -172,7 +172,7 @@ public final class KindsContract extends Contract {
     public void aReaderDoesNotGetTheWriteSide() throws Exception {
         mine().readLock().lock();
         check(!mine().writeLock().tryLock(), "no lock");
-        check(!mine().writeLock().tryLock(200, TimeUnit.MILLISECONDS), "no lock");
+        check(!mine().writeLock().tryLock(1, TimeUnit.SECONDS), "no lock");
         mine().readLock().unlock();
         check(mine().writeLock().tryLock(), "a lock");
         mine().writeLock().unlock();
@@ -193,14 +193,17 @@ public final class KindsContract extends Contract {
     }
 
     public void theWatchdogRenewsBothSides() throws Exception {
-        mine().readLock().lock();
-        Thread.sleep(2 * Side.LEASE);
-        check(mine().readLock().isHeldByCurrentThread(), "a reader");
-        mine().readLock().unlock();
-        mine().writeLock().lock();
-        Thread.sleep(2 * Side.LEASE);
-        check(!elsewhere(() -> other().readLock().tryLock()), "no reader");
-        mine().writeLock().unlock();
+        try (var side = kind.openWithShortLease()) {
+            var lock = side.readWrite(name);
+            lock.readLock().lock();
+            Thread.sleep(2 * Side.SHORT_LEASE);
+            check(lock.readLock().isHeldByCurrentThread(), "a reader");
+            lock.readLock().unlock();
+            lock.writeLock().lock();
+            Thread.sleep(2 * Side.SHORT_LEASE);
+            check(!elsewhere(() -> other().readLock().tryLock()), "no reader");
+            lock.writeLock().unlock();
+        }
     }
 
     public void aReadersLeaseRunsOut() throws Exception {

@@ -1,6 +1,7 @@
 package io.github.lockscope.redisson;
 
 import io.github.lockscope.client.Agent;
+import java.nio.file.Path;
 import org.redisson.Redisson;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
@@ -10,8 +11,8 @@ import org.redisson.config.Config;
 
 /** A client with locks: a Redisson or an agent. */
 interface Side extends AutoCloseable {
-    /** The lease that a watchdog renews, in milliseconds. The agent of the tests uses the same lease. */
-    long LEASE = 6000;
+    /** A lease that a watchdog renews, in milliseconds, so short that a test can wait longer. */
+    long SHORT_LEASE = 6000;
 
     RLock plain(String name);
 
@@ -26,20 +27,41 @@ interface Side extends AutoCloseable {
 
     /** An implementation of {@link Side}. */
     enum Kind {
-        REDISSON {
+        REDISSON(SHORT_LEASE) {
             @Override
             Side open() {
                 return new OfRedisson();
             }
+
+            @Override
+            Side openWithShortLease() {
+                return open();
+            }
         },
-        AGENT {
+        /** An agent waits for Redis for a fifteenth of its lease, at most two seconds: here, two seconds. */
+        AGENT(30_000) {
             @Override
             Side open() {
-                return new OfAgent();
+                return new OfAgent(new Agent());
+            }
+
+            @Override
+            Side openWithShortLease() {
+                return new OfAgent(new Agent(Path.of(System.getenv("SHORT_LEASE_SOCKET"))));
             }
         };
 
+        /** The lease that the watchdog renews, in milliseconds. */
+        final long lease;
+
+        Kind(long lease) {
+            this.lease = lease;
+        }
+
         abstract Side open();
+
+        /** Opens a client whose watchdog renews {@link #SHORT_LEASE}. */
+        abstract Side openWithShortLease();
     }
 
     final class OfRedisson implements Side {
@@ -47,7 +69,7 @@ interface Side extends AutoCloseable {
 
         private static Config config() {
             var config = new Config();
-            config.setLockWatchdogTimeout(LEASE);
+            config.setLockWatchdogTimeout(SHORT_LEASE);
             config.useSingleServer().setAddress(System.getenv("REDIS_URL")).setConnectionMinimumIdleSize(2);
             return config;
         }
@@ -84,7 +106,11 @@ interface Side extends AutoCloseable {
     }
 
     final class OfAgent implements Side {
-        private final LockscopeLocks locks = new LockscopeLocks(new Agent());
+        private final LockscopeLocks locks;
+
+        OfAgent(Agent agent) {
+            locks = new LockscopeLocks(agent);
+        }
 
         @Override
         public RLock plain(String name) {
