@@ -10,8 +10,9 @@ use harness::{Agent, RedisServer};
 
 use super::bed::version;
 
-/// The lease of both sides, as `Side.java` has it.
-const LEASE: &str = "6s";
+/// The leases of the two agents, as `Side.java` has them.
+const LEASE: &str = "30s";
+const SHORT_LEASE: &str = "6s";
 
 /// Runs the tests with the two clients of these kinds.
 async fn holds_for(first: &str, second: &str) -> Result<()> {
@@ -24,11 +25,13 @@ async fn holds_for(first: &str, second: &str) -> Result<()> {
     let class_path = built.as_ref().map_err(|error| anyhow!("{error}"))?;
     let redis = RedisServer::start().await?;
     let agent = Agent::with(&redis, &["--lease", LEASE]).await?;
+    let short = Agent::with(&redis, &["--lease", SHORT_LEASE]).await?;
     let mut command = process::command(&process::on_path("java").context("no java")?);
     command.args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]);
     command.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path]);
     command.args(["io.github.lockscope.redisson.Contract", first, second]);
     command.env("REDIS_URL", redis.url()).env("LOCKSCOPE_SOCKET", agent.socket());
+    command.env("SHORT_LEASE_SOCKET", short.socket());
     let folder = tempfile::tempdir()?;
     let mut tests = Process::spawn("the contract", command, &folder.path().join("log"), None)?;
     let status = tests.end().await;

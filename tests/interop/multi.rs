@@ -173,10 +173,10 @@ async fn both_sides_make_progress_in_opposite_orders_of_acquiring() -> Result<()
 async fn the_leases_of_all_members_end_together() -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
     let java = MultiLock::new(bed.thread("a", 1), &["a", "b"]);
-    assert_eq!(java.call("tryLock 1000 1500 ms").await?, "true");
+    assert_eq!(java.call("tryLock 60000 10000 ms").await?, "true");
     let mut worker = bed.session().await?;
     assert!(!mlock(&mut worker, "2 a b NOWAIT").await?);
-    assert!(mlock(&mut worker, "2 a b WAIT 20000 LEASE 1000").await?);
+    assert!(mlock(&mut worker, "2 a b WAIT 60000 LEASE 3000").await?);
     assert_eq!(java.call("tryLock 20000 60000 ms").await?, "true");
     eventually("the leases of both", async || {
         for name in ["a", "b"] {

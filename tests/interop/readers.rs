@@ -256,17 +256,17 @@ async fn a_writer_acquires_when_the_last_readers_lease_expires() -> Result<()> {
 /// Both watchdogs renew readers of one lock for several leases; a dead client's readers stay for one lease at most.
 #[tokio::test]
 async fn living_readers_are_renewed_and_dead_ones_expire() -> Result<()> {
-    let mut bed = Bed::with(&["--lease", "6s"], "watchdog=6000").await?;
+    let mut bed = Bed::with(&["--lease", "9s"], "watchdog=9000").await?;
     let (reads, writes) = sides(&bed);
     let mut reader = bed.session().await?;
     assert!(lock(&mut reader, READ, "a", "").await?);
     reads.call("lock").await?;
     let mut writer = bed.session().await?;
-    assert!(!lock(&mut writer, write(), "a", "WAIT 13000").await?);
+    assert!(!lock(&mut writer, write(), "a", "WAIT 19000").await?);
     assert!(!writes.on(2).is("tryLock").await?);
     assert_eq!(bed.holders("a").await?.len(), 2);
     // Java dies: the agent's reader alone must not keep Java's dead reader alive.
-    bed.open("b", "watchdog=6000").await?;
+    bed.open("b", "watchdog=9000").await?;
     bed.thread("a", 0).call("close").await?;
     eventually("the dead reader's marker to expire", async || {
         let shown = reader.call("SHOW a").await?.ok()?;

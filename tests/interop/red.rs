@@ -10,6 +10,9 @@ use super::LEASE;
 use super::bed::{open, shared};
 use super::sections::{Crowd, Dying, Guard, shares, tally};
 
+/// Gives each server of a busy machine the time to answer.
+const NODE_TIMEOUT: [&str; 2] = ["--node-timeout", "2s"];
+
 /// Three servers of red locks, one for everything else, an agent, and a Redisson client for each of the three.
 struct RedBed {
     agent: Agent,
@@ -56,7 +59,8 @@ impl RedBed {
 
     /// Starts both sides with leases and polls so long that only a message can wake a waiter.
     async fn patient() -> Result<Self> {
-        Self::new(&["--lease", LEASE, "--poll-max", LEASE], "watchdog=600000").await
+        let flags = [["--lease", LEASE], ["--poll-max", LEASE], NODE_TIMEOUT].concat();
+        Self::new(&flags, "watchdog=600000").await
     }
 
     /// Returns the names of the clients, one for each server.
@@ -195,7 +199,7 @@ async fn both_sides_exclude_each_other_on_every_server() -> Result<()> {
 
 #[tokio::test]
 async fn a_lock_is_granted_if_others_hold_a_minority_but_not_a_majority() -> Result<()> {
-    let bed = RedBed::new(&[], "").await?;
+    let bed = RedBed::new(&NODE_TIMEOUT, "").await?;
     let (java, mut worker) = (bed.java(1), bed.session().await?);
     bed.hold_on(2).await?;
     worker.call(&format!("{LOCK} NOWAIT")).await?.ok()?.field("holder")?;

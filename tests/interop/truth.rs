@@ -139,14 +139,19 @@ mod cases {
 
     /// Both watchdogs keep locks alive for several leases, each side's lock against a waiter of the other.
     pub(super) async fn both_watchdogs_keep_holds_beyond_their_leases(kind: Kind) -> Result<()> {
-        let mut bed = Bed::with(&["--lease", "6s"], "watchdog=6000").await?;
+        let mut bed = Bed::with(&["--lease", "12s"], "watchdog=12000").await?;
         let java = bed.java(kind, "java");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "agent", "").await?);
         // Neither side acquires the other's lock before two leases are over.
-        assert!(!lock(&mut worker, kind, "java", "WAIT 13000").await?);
-        assert!(!bed.java(kind, "agent").on(2).is("tryLock 13000 ms").await?);
+        let waiter = bed.java(kind, "agent").on(2);
+        let (agents, javas) = tokio::join!(
+            lock(&mut worker, kind, "java", "WAIT 25000"),
+            waiter.is("tryLock 25000 ms"),
+        );
+        assert!(!agents?, "the agent acquired Java's lock");
+        assert!(!javas?, "Java acquired the agent's lock");
         assert!(java.is("isHeldByCurrentThread").await?);
         assert_eq!(unlock(&mut worker, kind, "agent").await?, 0);
         java.call("unlock").await?;

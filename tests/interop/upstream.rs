@@ -90,7 +90,7 @@ mod cases {
         let java = bed.java(kind, "a");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
-        assert!(!lock(&mut worker, kind, "a", "WAIT 300").await?);
+        assert!(!lock(&mut worker, kind, "a", "WAIT 2000").await?);
         java.call("unlock").await?;
         bed.assert_nothing_left().await;
         Ok(())
