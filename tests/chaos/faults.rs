@@ -91,9 +91,7 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
     let short = Duration::from_millis(200 + stage.random.below(2_000));
     match fault {
         "worker killed" => {
-            let victim = stage.workers[of_worker].pid();
-            stage.recorder.record(What::Killed { victim })?;
-            stage.workers[of_worker].kill()?;
+            stage.kill(of_worker).await?;
             stage.workers[of_worker] = stage.worker(of_worker)?;
         }
         "worker stopped" => {

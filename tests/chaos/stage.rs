@@ -134,6 +134,14 @@ impl Stage {
         Process::spawn("worker", command, &self.folder.join(format!("worker-{i}.log")), None)
     }
 
+    /// Kills the worker with that number. It stands still when that is recorded, so that it records no grant afterwards.
+    pub(crate) async fn kill(&mut self, i: usize) -> Result<()> {
+        let worker = &mut self.workers[i];
+        worker.freeze().await?;
+        self.recorder.record(What::Killed { victim: worker.pid() })?;
+        worker.kill()
+    }
+
     /// Records workers that have ended by themselves, with the end of their logs, and starts new ones.
     pub(crate) fn replace_ended(&mut self) -> Result<()> {
         for i in 0..self.workers.len() {
@@ -176,9 +184,8 @@ impl Stage {
             sleep(Duration::from_secs(1)).await;
         }
         self.replace_ended()?;
-        for worker in &mut self.workers {
-            self.recorder.record(What::Killed { victim: worker.pid() })?;
-            worker.kill()?;
+        for i in 0..self.workers.len() {
+            self.kill(i).await?;
         }
         self.servers.settle().await?;
         let end = Instant::now() + HEALED;

@@ -165,11 +165,11 @@ fn a_worker_that_ends_by_itself_is_found_with_its_log() {
 #[test]
 fn a_loss_read_after_the_validity_ended_is_found() {
     let with = |lost_at| [grant(1, 1, "lock", "1", None), lost(lost_at, 1)];
-    assert_eq!(rules(&with(13)), ["loss reported after the end"]);
-    assert!(rules(&with(10)).is_empty());
+    assert_eq!(rules(&with(15)), ["loss reported after the end"]);
+    assert!(rules(&with(14)).is_empty());
     let name = "agent stopped".to_owned();
     let stopped = at(12, 0, What::Fault { name, from: 5 * SECOND, data_lost: false, lock: None });
-    let [granted, lost] = with(13);
+    let [granted, lost] = with(15);
     assert!(rules(&[granted, stopped, lost]).is_empty());
 }
 
