@@ -7,6 +7,8 @@ use redisson::Moment;
 
 /// The delay of a deadline which shows that this agent was held up, rather than Redis.
 pub(in crate::core) const HELD_UP: Duration = Duration::from_millis(20);
+/// The time in which replies that arrived while the agent was held up are read.
+pub(in crate::core) const CATCH_UP: Duration = Duration::from_millis(500);
 
 /// The deadlines of one table, which removes each of them by the instant for which it was set.
 #[derive(Debug)]

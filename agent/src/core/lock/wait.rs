@@ -11,6 +11,7 @@ use crate::core::lock::table::RemovedWaiter;
 use crate::core::lock::waiter::{FairPosition, Left, Waiter};
 use crate::core::ops::verb::{Attempt, Verb};
 use crate::core::ops::{NO_ANSWER, Op};
+use crate::core::timer::{CATCH_UP, HELD_UP};
 use crate::core::units::millis;
 use crate::core::{Core, Effect, Node, Report};
 use crate::protocol::command::{LockRequest, Wait};
@@ -40,14 +41,7 @@ impl Core {
     pub(in crate::core) fn begin_wait(&mut self, mut waiter: Waiter) -> WaiterId {
         let number = self.numbers.draw();
         waiter.number = number;
-        let deadline = match waiter.wait {
-            Wait::Forever => Moment::NEVER,
-            // NOWAIT ends with the first answer; only silence is limited.
-            Wait::AtMost(_) if waiter.is_now_or_never() => {
-                self.now + self.settings.response_timeout
-            }
-            Wait::AtMost(wait) => self.now + wait,
-        };
+        let deadline = self.wait_end(&waiter);
         let name = waiter.name.clone();
         let group = self.group_label(&name);
         let (kind, since) = (waiter.kind, waiter.since);
@@ -102,12 +96,34 @@ impl Core {
     }
 
     pub(in crate::core) fn on_waiter_due(&mut self, number: WaiterId) {
-        if !self.locks.on_wait_due(number) {
-            return;
-        }
+        let Some(due) = self.locks.on_wait_due(number) else { return };
         match self.first_answer_due(number) {
-            Some(due) if self.now < due => self.locks.prolong_wait(number, due),
+            Some(until) if self.now < until => self.locks.prolong_wait(number, until),
+            // The agent was held up, so the answer may have arrived unread.
+            Some(_) if self.now.since(due) >= HELD_UP && !self.is_prolonged(number, due) => {
+                self.locks.prolong_wait(number, self.now + CATCH_UP);
+            }
             _ => self.leave(number, Left::TimedOut),
+        }
+    }
+
+    /// Returns whether this deadline of a wait is later than the one with which it began.
+    fn is_prolonged(&self, number: WaiterId, due: Moment) -> bool {
+        let waiter = self.locks.waiter(number);
+        let first = waiter
+            .map(|waiter| self.wait_end(waiter).max(waiter.since + self.first_answer_limit()));
+        first.is_none_or(|first| due > first)
+    }
+
+    /// Returns the instant at which a wait ends, unless its first answer is under way.
+    fn wait_end(&self, waiter: &Waiter) -> Moment {
+        match waiter.wait {
+            Wait::Forever => Moment::NEVER,
+            // NOWAIT ends with the first answer; only silence is limited.
+            Wait::AtMost(_) if waiter.is_now_or_never() => {
+                waiter.since + self.settings.response_timeout
+            }
+            Wait::AtMost(wait) => waiter.since + wait,
         }
     }
 

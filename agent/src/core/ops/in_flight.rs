@@ -8,7 +8,7 @@ use redisson::{LockName, Moment};
 use crate::collections::HashMap;
 use crate::core::ids::OpId;
 use crate::core::ops::verb::{Ending, HandOver, Release, Undo, Verb};
-use crate::core::timer::{HELD_UP, Timers};
+use crate::core::timer::{CATCH_UP, HELD_UP, Timers};
 use crate::types::{Number, Refusal};
 
 /// The answer of WAIT to a script.
@@ -71,7 +71,7 @@ pub(in crate::core) struct Op {
     retry_at: Moment,
     /// The instant at which the command that waits for it is answered regardless.
     answer_by: Moment,
-    /// The command waits longer, because the agent was held up at that instant.
+    /// Whether `answer_by` has been put off, because the agent was held up.
     prolonged: bool,
     /// The instant at which the affected lease has expired.
     give_up_at: Moment,
@@ -343,9 +343,9 @@ impl InFlight {
 
     /// Handles a deadline. Returns whether the waiting command must be answered now; [`Self::arm_unless_due`] follows.
     ///
-    /// If the agent was held up, the reply may have arrived unread: once, the command waits for `longer`, or until the
-    /// affected lease has expired.
-    pub(super) fn on_due(&mut self, id: OpId, now: Moment, longer: Duration) -> bool {
+    /// If the agent was held up, the reply may have arrived unread: once, the command waits a little longer, but not beyond
+    /// the end of the affected lease.
+    pub(super) fn on_due(&mut self, id: OpId, now: Moment) -> bool {
         let Some(op) = self.ops.get_mut(&id) else { return false };
         op.armed = Moment::NEVER;
         if op.answer_by > now {
@@ -353,7 +353,7 @@ impl InFlight {
         }
         if !op.prolonged && now.since(op.answer_by) >= HELD_UP && now < op.give_up_at {
             op.prolonged = true;
-            op.answer_by = op.give_up_at.min(now + longer);
+            op.answer_by = op.give_up_at.min(now + CATCH_UP);
             return false;
         }
         op.answer_by = Moment::NEVER;

@@ -171,7 +171,7 @@ impl Core {
     }
 
     pub(in crate::core) fn on_op_due(&mut self, id: OpId) {
-        if self.ops.on_due(id, self.now, self.settings.response_timeout) {
+        if self.ops.on_due(id, self.now) {
             self.answer_silence(id);
         }
         if self.ops.arm_unless_due(id, self.now) {

@@ -94,7 +94,7 @@ impl Core {
         let id = match update.kind {
             Kind::Red => self.update_red(&update),
             Kind::Lock | Kind::Fair | Kind::Read | Kind::Write | Kind::Fenced => {
-                self.send(Verb::Update(update), self.settings.response_timeout)
+                self.send(Verb::Update(update), Duration::MAX)
             }
         };
         self.leases.begin_update(number, id, lease);

@@ -60,17 +60,44 @@ fn a_reply_that_an_agent_held_up_has_not_read_yet_counts() {
     world.now = world.now + Duration::from_secs(4);
     world.pass(Duration::from_micros(1));
     assert_eq!(world.reply(a), "0");
-    // Without a reply the command waits once more for as long, and no longer.
+    // Without a reply the command waits a little longer, but only once.
     world.lock(a, "x");
     world.pass(Duration::from_millis(60));
     assert_eq!(world.reply(a), "held 1");
     world.network = Network::Slow(60_000);
     world.unlock(a, "x");
     world.now = world.now + Duration::from_secs(4);
-    world.pass(Duration::from_millis(1900));
+    world.pass(Duration::from_millis(400));
     assert!(world.has_no_reply(a));
     world.pass(Duration::from_millis(200));
     assert_eq!(world.reply(a), "UNAVAILABLE");
+}
+
+#[test]
+fn a_wait_or_an_update_that_an_agent_held_up_has_not_seen_answered_lasts_a_little_longer() {
+    for network in [Network::Slow(50), Network::Slow(60_000)] {
+        let mut world = World::new();
+        let (a, b, c) = (world.open(), world.open(), world.open());
+        world.lock(a, "x");
+        assert_eq!(world.reply(a), "held 1");
+        world.network = network;
+        world.extend(a, "x", None);
+        world.lock_within(b, "y", 0);
+        world.lock_within(c, "z", 5);
+        world.now = world.now + Duration::from_secs(4);
+        world.pass(Duration::from_micros(1));
+        if network == Network::Slow(50) {
+            let extended = world.reply(a);
+            assert!(extended.parse::<u64>().is_ok(), "{extended}");
+            assert_eq!([b, c].map(|worker| world.reply(worker)), ["held 1"; 2]);
+            continue;
+        }
+        world.pass(Duration::from_millis(400));
+        assert!([a, b, c].into_iter().all(|worker| world.has_no_reply(worker)));
+        world.pass(Duration::from_millis(200));
+        let replies = [a, b, c].map(|worker| world.reply(worker));
+        assert_eq!(replies, ["UNAVAILABLE"; 3]);
+    }
 }
 
 #[test]

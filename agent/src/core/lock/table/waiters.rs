@@ -129,9 +129,9 @@ impl LockTable {
     }
 
     /// Handles the end of a wait. Returns whether there is such a waiter.
-    pub(in crate::core) fn on_wait_due(&mut self, id: WaiterId) -> bool {
-        let waiter = self.waiters.get_mut(&id);
-        waiter.map(|waiter| waiter.armed = Moment::NEVER).is_some()
+    pub(in crate::core) fn on_wait_due(&mut self, id: WaiterId) -> Option<Moment> {
+        let waiter = self.waiters.get_mut(&id)?;
+        Some(std::mem::replace(&mut waiter.armed, Moment::NEVER))
     }
 
     /// Sets the end of a wait that was due.
