@@ -438,19 +438,23 @@ func (s *session) close() {
 	}
 }
 
-// endAtAgent ends a session without a connection at the agent, on a new one, if it can be made soon.
+// endAtAgent ends a session without a connection at the agent, on a new one. With a slow agent it continues in the background.
 func (s *session) endAtAgent() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.turn <- struct{}{} // A connection that was being made has ended the session.
+		defer func() { <-s.turn }()
+		s.mu.Lock()
+		ended := s.id == ""
+		s.mu.Unlock()
+		if !ended {
+			_ = s.open(context.Background(), boot())
+		}
+	}()
 	select {
-	case s.turn <- struct{}{}: // A connection that was being made has ended the session.
+	case <-done:
 	case <-time.After(closeLimit):
-		return
-	}
-	defer func() { <-s.turn }()
-	s.mu.Lock()
-	ended := s.id == ""
-	s.mu.Unlock()
-	if !ended {
-		_ = s.open(context.Background(), boot())
 	}
 }
 

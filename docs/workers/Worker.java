@@ -123,7 +123,7 @@ public class Worker {
                         }
                         case "SESSION", "UNAVAILABLE" -> {
                             if (code(error).equals("SESSION") && !broken) return;
-                            if (Instant.now().isAfter(deadline)) throw error;
+                            if (Instant.now().isAfter(deadline)) lost(error.getMessage());
                         }
                         default -> throw error;
                     }

@@ -71,8 +71,10 @@ class Session:
                         continue
                     if code == "SESSION" and not is_broken:
                         return
-                    if code not in ("SESSION", "UNAVAILABLE") or time.monotonic() > deadline:
+                    if code not in ("SESSION", "UNAVAILABLE"):
                         raise
+                    if time.monotonic() > deadline:
+                        lost(error)
                 except redis.ConnectionError:
                     if time.monotonic() > deadline:
                         lost("there is no agent")

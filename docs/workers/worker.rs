@@ -119,8 +119,11 @@ impl Session {
                 }
                 Err(error) => {
                     let passes = matches!(error.code(), None | Some("SESSION" | "UNAVAILABLE"));
-                    if !passes || Instant::now() > deadline {
+                    if !passes {
                         return Err(error.into());
+                    }
+                    if Instant::now() > deadline {
+                        return Err(lost(&error.to_string()));
                     }
                 }
             }

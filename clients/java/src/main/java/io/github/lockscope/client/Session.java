@@ -18,7 +18,7 @@ import java.util.function.Consumer;
 final class Session {
     /** The longest wait for an agent that is not running. */
     private static final long CONNECT_LIMIT = TimeUnit.SECONDS.toNanos(30);
-    /** Longer than any work of a closed session has the turn: at most it cancels a wait and makes a connection. */
+    /** The longest wait for the turn of a closed session, whose holder cancels a wait and makes a connection at most. */
     private static final long TURN_LIMIT = 3 * Connection.REPLY_LIMIT;
 
     private final Engine engine;
