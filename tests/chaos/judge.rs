@@ -14,7 +14,7 @@ const SETTLED: u64 = 20 * SECOND;
 
 /// The time after the end of a validity within which a loss must be read: agents and workers of a busy machine may not run
 /// for more than a second.
-const TOLD: u64 = 3 * SECOND;
+const REPORTED: u64 = 3 * SECOND;
 
 /// The time that a grant may take from Redis to its worker: the worker may read it after Redis has lost the data.
 const DELIVERED: u64 = 2 * SECOND;
@@ -255,7 +255,7 @@ fn losses_after_the_end(events: &[Event], late: &[(u64, u64)]) -> (usize, Vec<Fi
             continue;
         }
         applied += 1;
-        if delay > TOLD {
+        if delay > REPORTED {
             let text = format!("a loss was read {} ms after the validity ended", delay / 1_000_000);
             found.push(Finding { rule: "loss reported after the end", at, text });
         }

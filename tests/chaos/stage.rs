@@ -134,10 +134,14 @@ impl Stage {
         Process::spawn("worker", command, &self.folder.join(format!("worker-{i}.log")), None)
     }
 
-    /// Kills the worker with that number. It stands still when that is recorded, so that it records no grant afterwards.
+    /// Kills the worker with that number. It is frozen before the kill is recorded, so that it records no grant afterwards.
     pub(crate) async fn kill(&mut self, i: usize) -> Result<()> {
+        if self.workers[i].freeze().await.is_err() {
+            // It has just ended by itself.
+            self.replace_ended()?;
+            self.workers[i].freeze().await?;
+        }
         let worker = &mut self.workers[i];
-        worker.freeze().await?;
         self.recorder.record(What::Killed { victim: worker.pid() })?;
         worker.kill()
     }

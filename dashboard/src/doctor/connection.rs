@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use service_kit::redis::{LinkOptions, SubscriberOptions};
+use service_kit::redis::{LinkOptions, ResolverOptions, SubscriberOptions};
 
 use crate::redis;
 
@@ -18,4 +18,8 @@ pub(super) fn link_options() -> LinkOptions {
 
 pub(super) fn subscriber_options() -> SubscriberOptions {
     SubscriberOptions { response_timeout: REPLY_TIMEOUT, ..redis::subscriber_options() }
+}
+
+pub(super) fn resolver_options() -> ResolverOptions {
+    redis::resolver_options(REPLY_TIMEOUT)
 }

@@ -12,7 +12,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::account::{Features, Rights};
-use super::connection::{CONNECT_LIMIT, link_options};
+use super::connection::{CONNECT_LIMIT, link_options, resolver_options};
 use super::finding::{Finding, FindingId, Severity, Subject};
 use super::locks::{Holders, LockSummary, Standing, judge, suspects};
 use super::report::Parts;
@@ -20,7 +20,6 @@ use super::server::ServerState;
 use super::survey::{Bounds, GAP, Surveyor};
 use crate::config::{self, Config};
 use crate::model::types::Presence;
-use crate::redis::{TIMEOUT, resolver_options};
 use crate::sources::read::ReadError;
 use crate::sources::registry::{Lookup, Registry};
 use crate::sources::scan::supports_no_touch;
@@ -180,7 +179,7 @@ async fn connect(
         name: None,
     };
     let Deployment::Cluster(target) = &deployment.target else {
-        let Ok(endpoint) = resolve(&deployment.target, resolver_options(TIMEOUT), shutdown) else {
+        let Ok(endpoint) = resolve(&deployment.target, resolver_options(), shutdown) else {
             return Err("a cluster has no single server".to_owned());
         };
         // This is the first database of the settings, since the account's right to SELECT may be limited to it.
@@ -193,7 +192,7 @@ async fn connect(
             Node { subject: subject(&server), endpoint, link, info, share: SlotShare::Whole };
         return Ok(vec![node]);
     };
-    let cluster = Cluster::start(target.clone(), resolver_options(TIMEOUT), shutdown);
+    let cluster = Cluster::start(target.clone(), resolver_options(), shutdown);
     let mut state = cluster.state();
     let known = timeout(CONNECT_LIMIT, state.wait_for(|state| !state.slots.masters().is_empty()));
     let slots = match known.await {

@@ -48,25 +48,25 @@ async fn readings(direct: &mut Client) -> Result<Vec<String>> {
 }
 
 /// Returns the servers that the dashboard has reported to read from some instant on, the latest one first.
-async fn turns(dashboard: &Dashboard) -> Result<Vec<String>> {
+async fn switches(dashboard: &Dashboard) -> Result<Vec<String>> {
     let sources = dashboard.json("/api/v1/sources").await?;
     let notices = &sources["notices"];
     ensure!(!notices.to_string().contains("master now"), "{notices}");
     let texts = notices.as_array().into_iter().flatten();
-    let turns = texts.filter_map(|notice| {
+    let switches = texts.filter_map(|notice| {
         let (server, _) = notice["text"].as_str()?.split_once(" is read from now on")?;
         Some(server.to_owned())
     });
-    Ok(turns.collect())
+    Ok(switches.collect())
 }
 
-/// Waits until a turn to this server has been reported, after those `before`. A host that stops for seconds makes the
-/// dashboard turn to the other server and back, so there may be several more.
-async fn until_turned(dashboard: &Dashboard, before: &[String], server: &str) {
-    eventually(&format!("the turn to {server} to be told"), async || {
-        let turns = turns(dashboard).await?;
-        let latest = turns.first().context("no turn")?;
-        ensure!(turns.len() > before.len() && latest == server, "{turns:?}");
+/// Waits until a switch to this server has been reported, after those `before`. A host that stops for seconds makes the
+/// dashboard switch to the other server and back, so there may be several more.
+async fn until_switched(dashboard: &Dashboard, before: &[String], server: &str) {
+    eventually(&format!("the switch to {server} to be reported"), async || {
+        let switches = switches(dashboard).await?;
+        let latest = switches.first().context("no switch")?;
+        ensure!(switches.len() > before.len() && latest == server, "{switches:?}");
         Ok(())
     })
     .await;
@@ -131,24 +131,24 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     assert_eq!(asked, [""; 0]);
 
     // A replica that stops following the master can no longer be read in its place.
-    let before = turns(&dashboard).await?;
+    let before = switches(&dashboard).await?;
     at_replica.call("REPLICAOF NO ONE").await?.ok()?;
     until_read(&dashboard, None).await;
     until_reason(&dashboard, "no replica follows it").await;
     take(&mut direct, "second").await?;
     lock(&dashboard, "second", held).await;
-    until_turned(&dashboard, &before, &here).await;
-    let before = turns(&dashboard).await?;
+    until_switched(&dashboard, &before, &here).await;
+    let before = switches(&dashboard).await?;
     at_replica.call(&format!("REPLICAOF {follows}")).await?.ok()?;
     until_read(&dashboard, Some(&there)).await;
-    until_turned(&dashboard, &before, &there).await;
+    until_switched(&dashboard, &before, &there).await;
     lock(&dashboard, "second", held).await;
-    let before = turns(&dashboard).await?;
+    let before = switches(&dashboard).await?;
     replica.process().kill()?;
     until_read(&dashboard, None).await;
     take(&mut direct, "third").await?;
     lock(&dashboard, "third", held).await;
-    until_turned(&dashboard, &before, &here).await;
+    until_switched(&dashboard, &before, &here).await;
     let second = lock(&dashboard, "second", held).await;
     assert_eq!(second["past"], Value::Array(Vec::new()), "it was held all the time");
     Ok(())
