@@ -272,6 +272,8 @@ async fn main() {
             tokio::spawn(async move {
                 while let Some(Command { tag, words, cancelled }) = commands.recv().await {
                     let answer = tokio::select! {
+                        // A command that is cancelled before it runs has begun nevertheless.
+                        biased;
                         answer = driver.run(&owner, &words) => answer,
                         () = cancelled.notified() => json!({ "error": "cancelled" }),
                     };
