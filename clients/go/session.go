@@ -22,7 +22,7 @@ const (
 	// Renewed deadlines are read again after a third of the remaining validity.
 	refreshDivisor = 3
 	shortestPause  = 50 * time.Millisecond
-	// closeLimit is the time for which a close waits for a command.
+	// closeLimit is the time for which a close waits for the agent.
 	closeLimit = time.Second
 	forever    = time.Duration(1<<63 - 1)
 )

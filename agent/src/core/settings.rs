@@ -24,7 +24,7 @@ pub struct Settings {
     pub max_graced: usize,
     /// LOCK is refused until the session has requested its id.
     pub require_session: bool,
-    /// The longest wait of a worker for an answer that only Redis can give.
+    /// The longest wait of a worker for an answer that only Redis can give, unless the agent itself is held up.
     pub response_timeout: Duration,
     /// The way to publish releases; [`Core::set_publish`](super::Core::set_publish) changes it.
     pub publish: script::Publish,

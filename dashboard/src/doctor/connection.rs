@@ -21,5 +21,5 @@ pub(super) fn subscriber_options() -> SubscriberOptions {
 }
 
 pub(super) fn resolver_options() -> ResolverOptions {
-    redis::resolver_options(REPLY_TIMEOUT)
+    ResolverOptions { response_timeout: REPLY_TIMEOUT, ..redis::resolver_options(redis::TIMEOUT) }
 }

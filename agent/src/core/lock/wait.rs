@@ -107,7 +107,7 @@ impl Core {
         }
     }
 
-    /// Returns whether this deadline of a wait is later than the one with which it began.
+    /// Returns whether this deadline of a wait was already put off because the agent was held up.
     fn is_prolonged(&self, number: WaiterId, due: Moment) -> bool {
         let waiter = self.locks.waiter(number);
         let first = waiter

@@ -67,7 +67,7 @@ pub(in crate::core) trait Operation {
         None
     }
 
-    /// Returns whether a worker waits for the reply, for no longer than the response timeout.
+    /// Returns whether a worker waits for the reply: for the response timeout, and a little longer if the agent is held up.
     fn is_awaited(&self) -> bool {
         self.command().is_some()
     }

@@ -94,6 +94,7 @@ impl Core {
         let id = match update.kind {
             Kind::Red => self.update_red(&update),
             Kind::Lock | Kind::Fair | Kind::Read | Kind::Write | Kind::Fenced => {
+                // It is repeated until its command is answered.
                 self.send(Verb::Update(update), Duration::MAX)
             }
         };

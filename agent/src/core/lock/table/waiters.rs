@@ -128,7 +128,7 @@ impl LockTable {
         self.locks.get(name).is_some_and(|state| state.queue.front() == Some(id))
     }
 
-    /// Handles the end of a wait. Returns whether there is such a waiter.
+    /// Handles the end of a wait. Returns its deadline, or `None` if there is no such waiter.
     pub(in crate::core) fn on_wait_due(&mut self, id: WaiterId) -> Option<Moment> {
         let waiter = self.waiters.get_mut(&id)?;
         Some(std::mem::replace(&mut waiter.armed, Moment::NEVER))
