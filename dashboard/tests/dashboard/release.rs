@@ -301,15 +301,24 @@ async fn one_reader_and_one_dead_place_go_alone() {
         .await;
 }
 
+/// Returns a dashboard, and its offer of the lock `a`, for which another client is starving.
+async fn offered_while_starving(
+    server: &RedisServer,
+    redis: &mut redis::Connection,
+) -> (Dashboard, Value) {
+    let dashboard = with_release(&server.url(), &["--starving-after", "1s"]).await;
+    take(redis, b"a", HOLDER, 600_000);
+    queue(redis, "a", &[(6, 300_000)]);
+    dashboard.lock_when("a", |lock| lock["problems"][0]["problem"] == "starving").await;
+    let seen = look(&dashboard, "a").await;
+    (dashboard, seen)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_whose_problem_is_over_is_not_released() {
     let server = RedisServer::start();
     let mut redis = server.connect();
-    let dashboard = with_release(&server.url(), &["--starving-after", "1s"]).await;
-    take(&mut redis, b"a", HOLDER, 600_000);
-    queue(&mut redis, "a", &[(6, 300_000)]);
-    dashboard.lock_when("a", |lock| lock["problems"][0]["problem"] == "starving").await;
-    let seen = look(&dashboard, "a").await;
+    let (dashboard, seen) = offered_while_starving(&server, &mut redis).await;
     // The waiter gives up. The hold is as it was offered.
     run::<i64>(&mut redis, &["DEL", "redisson_lock_queue:{a}", "redisson_lock_timeout:{a}"]);
     let answer = release(&dashboard, "a", &seen, "lock").await;
@@ -327,11 +336,7 @@ async fn a_hold_whose_problem_is_over_is_not_released() {
 async fn a_hold_whose_problem_cannot_be_checked_is_not_released() {
     let server = RedisServer::start();
     let mut redis = server.connect();
-    let dashboard = with_release(&server.url(), &["--starving-after", "1s"]).await;
-    take(&mut redis, b"a", HOLDER, 600_000);
-    queue(&mut redis, "a", &[(6, 300_000)]);
-    dashboard.lock_when("a", |lock| lock["problems"][0]["problem"] == "starving").await;
-    let seen = look(&dashboard, "a").await;
+    let (dashboard, seen) = offered_while_starving(&server, &mut redis).await;
     server.freeze();
     let answer = release(&dashboard, "a", &seen, "lock").await;
     server.thaw();
