@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use futures_util::future::select_all;
 use harness::{PATIENCE, Reply};
 use tokio::time::Instant;
 
@@ -61,30 +62,36 @@ mod cases {
             worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
             workers.push(worker);
         }
-        assert_ne!(workers[0].reply().await?.ok()?, Reply::Null);
+        let mut holder = granted(&mut workers).await?;
         // The agent's waiters need no subscription: the holder's release notifies them.
         let waiting = bed.java(kind, "a").begin_wait().await?;
         // They acquire it again and again, so it is never free for long: only fairness lets Java acquire it.
-        let mut turn = 0;
+        let mut turns = 0;
         let deadline = Instant::now() + PATIENCE;
         while waiting.is_open() {
-            ensure!(Instant::now() < deadline, "Java did not get the lock in {turn} turns");
-            let worker = &mut workers[turn % 3];
+            ensure!(Instant::now() < deadline, "Java did not get the lock in {turns} turns");
             let mut bytes = harness::client::encode(&kind.unlock("a"));
             bytes.extend(harness::client::encode(&kind.lock("a", "")));
-            worker.send_bytes(&bytes).await?;
-            worker.reply().await?.ok()?;
-            turn += 1;
-            // If Java holds the lock while the next worker waits, Java has to release it first.
-            let next = &mut workers[turn % 3];
+            workers[holder].send_bytes(&bytes).await?;
+            workers[holder].reply().await?.ok()?;
+            turns += 1;
+            // If Java holds the lock while the workers wait, Java has to release it first.
             tokio::select! {
-                granted = next.reply() => assert_ne!(granted?.ok()?, Reply::Null),
+                next = granted(&mut workers) => holder = next?,
                 () = closed(&waiting) => break,
             }
         }
         waiting.answer().await??;
         assert!(bed.java(kind, "a").is("isHeldByCurrentThread").await?);
         Ok(())
+    }
+
+    /// Waits until one of the workers is granted the lock, and returns its index.
+    async fn granted(workers: &mut [harness::Client]) -> Result<usize> {
+        let replies = workers.iter_mut().map(|worker| Box::pin(worker.reply()));
+        let (reply, index, _) = select_all(replies).await;
+        assert_ne!(reply?.ok()?, Reply::Null);
+        Ok(index)
     }
 
     async fn closed(waiting: &harness::jvm::Pending) {
