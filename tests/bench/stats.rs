@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 
 use anyhow::{Context as _, Result};
+use harness::process::memory;
 
 /// Returns the value below which that share of all values lies; zero if there are none.
 pub(crate) fn quantile(values: &mut [f64], share: f64) -> f64 {
@@ -63,10 +64,7 @@ fn is_no_thread(error: &std::io::Error) -> bool {
 
 /// Returns the bytes of memory that a process uses now.
 pub(crate) fn resident_bytes(pid: u32) -> Result<f64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kib * 1024.0)
+    memory(pid).map(float)
 }
 
 #[cfg(test)]

@@ -4,12 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{Agent, Dashboard, RedisServer};
-
-fn document(file: &str) -> Result<String> {
-    let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
-    Ok(std::fs::read_to_string(path)?)
-}
+use harness::{Agent, Dashboard, RedisServer, project};
 
 #[tokio::test]
 async fn every_metric_is_documented() -> Result<()> {
@@ -19,7 +14,7 @@ async fn every_metric_is_documented() -> Result<()> {
     let mut worker = agent.client().await?;
     worker.call("LOCK a").await?.ok()?;
     worker.call("LOCK").await?;
-    let documented = document("docs/reference/metrics.md")?;
+    let documented = project::text("docs/reference/metrics.md")?;
     for metrics in [agent.metrics().await?, dashboard.metrics().await?] {
         let families = metrics.0.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         for family in families {
@@ -36,7 +31,7 @@ async fn every_metric_is_documented() -> Result<()> {
 /// Returns every document of a folder by its path from the top folder, with those of the folders in it except for the top one.
 pub(crate) fn documents(folder: &str) -> Result<Vec<String>> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR")))? {
+    for entry in std::fs::read_dir(project::path(folder))? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
@@ -68,13 +63,13 @@ fn every_link_points_to_a_file_and_a_heading() -> Result<()> {
     assert!(files.contains(&"clients/python/README.md".to_owned()), "{files:?}");
     let mut missing = BTreeSet::new();
     for file in &files {
-        let text = document(file)?;
+        let text = project::text(file)?;
         let folder = Path::new(file).parent().unwrap_or_else(|| Path::new(""));
         let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         for link in links.filter(|link| !link.contains("://")) {
             let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
             let target = if path.is_empty() { PathBuf::from(file) } else { folder.join(path) };
-            let found = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(&target);
+            let found = project::path(target);
             let leads = found.exists()
                 && (anchor.is_empty()
                     || anchors(&std::fs::read_to_string(found)?).contains(anchor));
@@ -89,17 +84,17 @@ fn every_link_points_to_a_file_and_a_heading() -> Result<()> {
 
 #[test]
 fn the_readme_has_the_redis_user_that_is_tested() -> Result<()> {
-    let readme = document("README.md")?;
+    let readme = project::text("README.md")?;
     let user = readme.lines().find(|line| line.starts_with("ACL SETUSER "));
     let user = user.context("no user in README.md")?;
-    ensure!(document("docs/howto/acl.md")?.lines().any(|line| line == user), "{user}");
+    ensure!(project::text("docs/howto/acl.md")?.lines().any(|line| line == user), "{user}");
     Ok(())
 }
 
 /// The index lists every page below its folder, except the runbooks, which alerts link to.
 #[test]
 fn every_document_is_in_the_index() -> Result<()> {
-    let index = document("docs/README.md")?;
+    let index = project::text("docs/README.md")?;
     let pages = documents("docs")?;
     let pages = pages.iter().filter_map(|page| page.strip_prefix("docs/"));
     let missing: Vec<&str> = pages
@@ -125,12 +120,11 @@ fn sources(folder: &Path, text: &mut String) -> Result<()> {
 
 #[test]
 fn every_documented_log_message_exists() -> Result<()> {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut code = String::new();
     for folder in ["agent/src", "dashboard/src", "service-kit/src"] {
-        sources(&top.join(folder), &mut code)?;
+        sources(&project::path(folder), &mut code)?;
     }
-    let logs = document("docs/reference/logs.md")?;
+    let logs = project::text("docs/reference/logs.md")?;
     let rows: Vec<&str> = logs.lines().filter(|line| line.starts_with("| `")).collect();
     assert!(rows.len() > 15, "{rows:?}");
     for row in rows {
@@ -172,7 +166,7 @@ fn missing(named: &BTreeSet<String>) -> Vec<&String> {
 
 #[test]
 fn every_failure_mode_has_a_test() -> Result<()> {
-    let named = named_tests(&document("docs/evidence/faults.md")?);
+    let named = named_tests(&project::text("docs/evidence/faults.md")?);
     let missing = missing(&named);
     assert!(missing.is_empty(), "named in faults.md, and there is no such test: {missing:?}");
     let mut unnamed = BTreeSet::new();
@@ -189,7 +183,7 @@ fn every_failure_mode_has_a_test() -> Result<()> {
 /// Each guarantee in docs/evidence/lockctl.md names an existing test.
 #[test]
 fn every_documented_lockctl_guarantee_has_a_test() -> Result<()> {
-    let text = document("docs/evidence/lockctl.md")?;
+    let text = project::text("docs/evidence/lockctl.md")?;
     let table = text.lines().skip_while(|line| !line.starts_with("| asked for |"));
     let rows: Vec<&str> = table.take_while(|line| line.starts_with('|')).skip(2).collect();
     assert!(rows.len() > 15, "{rows:?}");
@@ -207,7 +201,7 @@ fn every_documented_lockctl_guarantee_has_a_test() -> Result<()> {
 /// Each result in docs/evidence/interop.md names an existing test, for each version and kind.
 #[test]
 fn the_interop_table_lists_all_tests_versions_and_kinds() -> Result<()> {
-    let text = document("docs/evidence/interop.md")?;
+    let text = project::text("docs/evidence/interop.md")?;
     let rows = |head: &str| -> Vec<Vec<String>> {
         let table = text.lines().skip_while(|line| !line.starts_with(head));
         let table = table.take_while(|line| line.starts_with('|'));
@@ -221,13 +215,13 @@ fn the_interop_table_lists_all_tests_versions_and_kinds() -> Result<()> {
         .flat_map(|cell| cell.split(", "))
         .map(|word| word.trim_matches('`').to_owned())
         .collect();
-    let modules = document("tests/interop/main.rs")?;
+    let modules = project::text("tests/interop/main.rs")?;
     let modules = modules.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
     let modules: BTreeSet<String> =
         modules.filter(|name| !["bed", "sections"].contains(name)).map(str::to_owned).collect();
     assert_eq!(named, modules);
 
-    let makefile = document("Makefile")?;
+    let makefile = project::text("Makefile")?;
     let versions = makefile.lines().find_map(|line| line.strip_prefix("REDISSON := "));
     let versions: Vec<&str> = versions.unwrap_or_default().split(' ').collect();
     let shown = rows("| kind | ");

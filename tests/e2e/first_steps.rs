@@ -8,13 +8,9 @@ use harness::process::{self, Process};
 use harness::redis::random_port;
 use harness::{
     Agent, Client, Dashboard, RedisCluster, RedisServer, Sentinels, eventually, http, programs,
+    project,
 };
 use tempfile::TempDir;
-
-fn document(file: &str) -> Result<String> {
-    let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read_to_string(&path).context(path)
-}
 
 /// Returns the blocks of code in this language, without the indentation of a list.
 fn blocks(text: &str, language: &str) -> Vec<String> {
@@ -184,7 +180,7 @@ impl Stage {
         } else if let Some(target) = command.strip_prefix("make ") {
             let target = target.split(' ').next().unwrap_or_default();
             let rule = format!("\n{target}: ");
-            ensure!(document("Makefile")?.contains(&rule), "no make {target}");
+            ensure!(project::text("Makefile")?.contains(&rule), "no make {target}");
         } else {
             bail!("nothing runs `{command}`");
         }
@@ -206,7 +202,7 @@ async fn the_commands_of_the_readme() -> Result<()> {
     }
     let cluster = RedisCluster::start(3, 0).await?;
     let sentinels = Sentinels::start(2).await?;
-    let text = document("README.md")?;
+    let text = project::text("README.md")?;
     let commands = [lines(&text), inline(&text)].concat();
     ensure!(commands.len() >= 12, "{commands:?}");
     for command in commands {
@@ -223,7 +219,7 @@ async fn the_commands_of_the_readme() -> Result<()> {
 #[tokio::test]
 async fn the_commands_for_java() -> Result<()> {
     let stage = Stage::new().await?;
-    let commands = lines(&document("docs/start/java.md")?);
+    let commands = lines(&project::text("docs/start/java.md")?);
     ensure!(!commands.is_empty(), "no commands");
     for command in commands {
         stage.works(&command).await?;
@@ -234,7 +230,7 @@ async fn the_commands_for_java() -> Result<()> {
 #[tokio::test]
 async fn the_commands_for_cron() -> Result<()> {
     let stage = Stage::new().await?;
-    let text = document("docs/start/cron.md")?;
+    let text = project::text("docs/start/cron.md")?;
     let crontab = blocks(&text, "text");
     // Five fields of time and a user come before the command.
     let job = crontab.first().context("no crontab")?.split_whitespace().skip(6);
@@ -268,7 +264,7 @@ async fn the_commands_for_cron() -> Result<()> {
 #[tokio::test]
 async fn the_commands_for_prometheus() -> Result<()> {
     let stage = Stage::new().await?;
-    let text = document("docs/start/prometheus.md")?;
+    let text = project::text("docs/start/prometheus.md")?;
     let steps = blocks(&text, "sh");
     let [metrics, rules, routes, fault] = steps.as_slice() else { bail!("{steps:?}") };
     eventually("both to report that Redis is up", async || {
@@ -282,7 +278,7 @@ async fn the_commands_for_prometheus() -> Result<()> {
     std::fs::write(stage.folder.path().join("prometheus.yml"), config.concat())?;
     stage.succeeds(rules)?;
     stage.succeeds("promtool check config prometheus.yml")?;
-    let example = document("grafana/prometheus/alertmanager.yml")?;
+    let example = project::text("grafana/prometheus/alertmanager.yml")?;
     std::fs::write(stage.folder.path().join("alertmanager.yml"), example)?;
     stage.succeeds(routes)?;
     // The first line stays in the background, so the output goes to a file.
@@ -301,7 +297,7 @@ async fn the_commands_for_prometheus() -> Result<()> {
 #[tokio::test]
 async fn the_commands_for_a_worker() -> Result<()> {
     let stage = Stage::new().await?;
-    let text = document("docs/start/worker.md")?;
+    let text = project::text("docs/start/worker.md")?;
     let commands = lines(&text);
     let [folder, agent] = commands.as_slice() else { bail!("{commands:?}") };
     stage.succeeds(folder)?;

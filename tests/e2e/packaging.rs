@@ -5,14 +5,14 @@ use std::process::Output;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::process::{command, on_path};
-use harness::programs;
+use harness::{programs, project};
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging")
+    project::path("packaging")
 }
 
 fn read(file: &str) -> Result<String> {
-    std::fs::read_to_string(folder().join(file)).with_context(|| file.to_owned())
+    project::text(&format!("packaging/{file}"))
 }
 
 fn said(output: &Output) -> String {
@@ -231,7 +231,7 @@ fn images_are_pinned_and_pods_have_no_token() -> Result<()> {
         ensure!(images.all(|image| image.ends_with(&version)), "{file}: not of this version");
         ensure!(pods.contains("automountServiceAccountToken: false\n"), "{file}: a token");
     }
-    let toolchain = std::fs::read_to_string(folder().join("../rust-toolchain.toml"))?;
+    let toolchain = project::text("rust-toolchain.toml")?;
     let channel = toolchain.split('"').nth(1).context("no channel")?;
     let images = read("container/Containerfile")?;
     ensure!(images.contains(&format!("FROM rust:{channel}-")), "not built with {channel}");
@@ -255,7 +255,7 @@ fn a_package_lists_what_it_is_linked_from() -> Result<()> {
     let named = |name: &str| listed.iter().any(|crate_| crate_["name"] == name);
     ensure!(named("redis") && named("redisson"), "not linked from redis: {bill}");
     ensure!(!named("lockscope-dashboard") && !named("rcgen"), "{bill}");
-    let lock = std::fs::read_to_string(folder().join("../Cargo.lock"))?;
+    let lock = project::text("Cargo.lock")?;
     for crate_ in listed {
         let text = |key: &str| crate_[key].as_str().context("no text");
         let entry = format!("name = \"{}\"\nversion = \"{}\"\n", text("name")?, text("version")?);
@@ -341,7 +341,7 @@ fn the_prometheus_operator_gets_the_jobs_and_the_rules() -> Result<()> {
         ensure!(scraped["metadata"]["name"] == service, "{scraped}");
         ensure!(monitor["spec"]["selector"]["matchLabels"] == scraped["metadata"]["labels"]);
         ensure!(monitor["spec"]["endpoints"][0]["port"] == scraped["spec"]["ports"][0]["name"]);
-        let rules = folder().join(format!("../grafana/prometheus/{service}.rules.yml"));
+        let rules = project::path(format!("grafana/prometheus/{service}.rules.yml"));
         let made =
             command(&folder().join("kubernetes/prometheus-operator/rule")).arg(&rules).output()?;
         ensure!(made.status.success(), "{}", said(&made));
@@ -424,7 +424,7 @@ fn every_packaged_file_exists() -> Result<()> {
             }
         }
         for [source, ..] in rows.iter().filter(|[source, ..]| source.contains('/')) {
-            ensure!(folder().join("..").join(source).exists(), "{package}: {source}");
+            ensure!(project::path(source).exists(), "{package}: {source}");
         }
         let units = std::fs::read_dir(folder().join("systemd"))?;
         for unit in units {

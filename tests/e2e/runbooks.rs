@@ -1,24 +1,22 @@
 //! The runbooks: everything that they name exists, and their commands work on a real fault.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{
     Agent, Dashboard, Foreign, RedisCluster, RedisServer, Reply, eventually, http, programs,
+    project,
 };
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 
-const TOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
-
 /// Returns every runbook with its name and text.
 fn runbooks() -> Result<Vec<(String, String)>> {
     let mut books = Vec::new();
-    for entry in std::fs::read_dir(Path::new(TOP).join("docs/runbooks"))? {
+    for entry in std::fs::read_dir(project::path("docs/runbooks"))? {
         let path = entry?.path();
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         books.push((name, std::fs::read_to_string(path)?));
@@ -55,8 +53,8 @@ async fn first_line(command: &str) -> Result<String> {
 fn a_runbook_begins_with_its_alerts_their_meaning_the_harm_and_the_first_step() -> Result<()> {
     let mut rules = String::new();
     for program in ["agent", "dashboard"] {
-        let file = format!("{TOP}grafana/prometheus/lockscope-{program}.rules.yml");
-        rules.push_str(&std::fs::read_to_string(file)?);
+        let file = format!("grafana/prometheus/lockscope-{program}.rules.yml");
+        rules.push_str(&project::text(&file)?);
     }
     for (book, text) in runbooks()? {
         let page = format!("/{book}.md\n");
@@ -102,7 +100,7 @@ async fn everything_named_in_runbooks_exists() -> Result<()> {
         .collect();
     let boards: String = ["overview", "agents", "locks"]
         .iter()
-        .map(|name| std::fs::read_to_string(format!("{TOP}grafana/dashboards/{name}.json")))
+        .map(|name| project::text(&format!("grafana/dashboards/{name}.json")))
         .collect::<Result<_, _>>()?;
     let (mut seen_flags, mut seen_routes, mut seen_titles) = (0, 0, 0);
     for (book, text) in runbooks()? {
@@ -208,7 +206,7 @@ async fn commands_in_runbooks_work() -> Result<()> {
 async fn a_lock_is_released_by_hand() -> Result<()> {
     let redis = RedisServer::start().await?;
     let agent = Agent::start(&redis).await?;
-    let text = std::fs::read_to_string(format!("{TOP}docs/runbooks/release.md"))?;
+    let text = project::text("docs/runbooks/release.md")?;
     let script = text.split("```sh\n").nth(2).and_then(|rest| rest.split("```").next());
     let script = script.context("it has a script after the lockctl command")?;
     let mut service = Foreign::connect(&redis).await?;

@@ -3,12 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{Agent, Client, Dashboard, RedisServer, Reply, eventually};
+use harness::{Agent, Client, Dashboard, RedisServer, Reply, eventually, project};
 
 /// Creates the users of acl.md exactly as documented; on an old server only those that it supports.
 pub(crate) async fn documented_users(direct: &mut Client, old: bool) -> Result<()> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/acl.md");
-    let text = std::fs::read_to_string(path)?;
+    let text = project::text("docs/howto/acl.md")?;
     let users: Vec<&str> = text
         .lines()
         .filter(|line| line.starts_with("ACL SETUSER ") && !line.starts_with(OF_SENTINELS))
@@ -37,8 +36,7 @@ const OF_SENTINELS: &str = "ACL SETUSER lockscope-sentinel ";
 
 /// Creates that user exactly as documented.
 pub(crate) async fn sentinel_user(sentinel: &mut Client) -> Result<()> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/acl.md");
-    let text = std::fs::read_to_string(path)?;
+    let text = project::text("docs/howto/acl.md")?;
     let user = text.lines().find(|line| line.starts_with(OF_SENTINELS)).context("no such user")?;
     sentinel.call(user).await?.ok().context(user.to_owned())?;
     Ok(())

@@ -5,14 +5,9 @@ use std::fs::OpenOptions;
 use std::process::{Output, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{Dashboard, RedisServer, process, programs};
+use harness::{Dashboard, RedisServer, process, programs, project};
 
 use crate::documents::documents;
-
-fn document(file: &str) -> Result<String> {
-    let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
-    Ok(std::fs::read_to_string(path)?)
-}
 
 fn run(program: &str, args: &[&str]) -> Result<Output> {
     let mut command = process::command(&programs::path(program)?);
@@ -66,7 +61,7 @@ const SERVICES: [&str; 2] = ["lockscope-agent", "lockscope-dashboard"];
 
 #[test]
 fn flags_and_their_documentation_match() -> Result<()> {
-    let text = document("docs/reference/settings.md")?;
+    let text = project::text("docs/reference/settings.md")?;
     for program in SERVICES {
         let (_, section) =
             text.split_once(&format!("\n## {program}\n")).with_context(|| program.to_owned())?;
@@ -94,7 +89,7 @@ fn flags_and_their_documentation_match() -> Result<()> {
 
 #[test]
 fn every_flag_of_lockctl_is_documented_next_to_its_default() -> Result<()> {
-    let text = document("docs/reference/lockctl.md")?;
+    let text = project::text("docs/reference/lockctl.md")?;
     for (flag, default) in all_flags("lockctl")? {
         let words = |line: &str| {
             let ends = |c: char| c != '-' && !c.is_ascii_alphanumeric();
@@ -125,7 +120,7 @@ fn no_document_names_a_flag_that_does_not_exist() -> Result<()> {
         if file.ends_with("/chaos.md") {
             continue;
         }
-        for span in document(&file)?.split("`--").skip(1) {
+        for span in project::text(&file)?.split("`--").skip(1) {
             let name: String =
                 span.chars().take_while(|c| *c == '-' || c.is_ascii_alphanumeric()).collect();
             let flag = format!("--{name}");

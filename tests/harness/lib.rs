@@ -17,6 +17,7 @@ pub mod jvm;
 pub mod otlp;
 pub mod process;
 pub mod programs;
+pub mod project;
 pub mod prometheus;
 pub mod proxy;
 pub mod random;

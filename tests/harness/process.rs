@@ -1,9 +1,10 @@
 //! A child process that ends with its owner.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -42,6 +43,16 @@ pub fn command(program: &Path) -> Command {
         }
     }
     command
+}
+
+/// Runs a command to its end. `failed` says what it means if it does not succeed.
+///
+/// # Errors
+/// Returns an error, with the command's own, if it does not succeed.
+pub fn succeed(command: &mut Command, failed: &str) -> Result<Output> {
+    let output = command.output().with_context(|| failed.to_owned())?;
+    ensure!(output.status.success(), "{failed}:\n{}", String::from_utf8_lossy(&output.stderr));
+    Ok(output)
 }
 
 impl Process {
@@ -151,13 +162,7 @@ impl Process {
     /// Returns an error if it has already ended.
     pub async fn freeze(&mut self) -> Result<()> {
         self.signal(Signal::STOP)?;
-        let stat = format!("/proc/{}/stat", self.pid());
-        eventually("the process to stand still", async || {
-            let stat = std::fs::read_to_string(&stat)?;
-            ensure!(stat.contains(") T "), "{stat}");
-            Ok(())
-        })
-        .await;
+        until_stopped(self.pid()).await;
         Ok(())
     }
 
@@ -214,15 +219,34 @@ impl Drop for Process {
     }
 }
 
+/// Waits until the kernel reports the process as stopped.
+pub async fn until_stopped(pid: impl Display) {
+    eventually("the process to stand still", async || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        ensure!(stat.contains(") T "), "{stat}");
+        Ok(())
+    })
+    .await;
+}
+
 /// Returns the resident memory of a process in bytes.
 ///
 /// # Errors
 /// Returns an error if it has ended.
 pub fn memory(pid: u32) -> Result<u64> {
+    status_bytes(pid, "VmRSS")
+}
+
+/// Returns one of the sizes in the status of a process, in bytes.
+///
+/// # Errors
+/// Returns an error if it has ended, or there is no size with that name.
+pub fn status_bytes(pid: u32, name: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmRSS")?;
-    Ok(kib.trim().parse::<u64>()? << 10)
+    let mut lines = status.lines();
+    let size = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let kib = size.and_then(|size| size.strip_suffix(" kB"));
+    Ok(kib.with_context(|| format!("no {name}"))?.trim().parse::<u64>()? << 10)
 }
 
 /// Finds a program on the `PATH`.

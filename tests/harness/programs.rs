@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Error, Result, ensure};
+
+use crate::{process, project};
 
 /// The variable that names a folder with the programs, so that nothing is built: for `make`, and for tests of the packages.
 const FOLDER: &str = "LOCKSCOPE_TEST_PROGRAMS";
@@ -15,10 +17,21 @@ const FOLDER: &str = "LOCKSCOPE_TEST_PROGRAMS";
 /// Returns an error if it cannot be built, or there is none with that name.
 pub fn path(name: &str) -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let folder = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
-    let path = folder.as_ref().map_err(|error| anyhow!("{error}"))?.join(name);
+    let path = once(&BUILT, build)?.join(name);
     ensure!(path.is_file(), "there is no {}", path.display());
     Ok(path)
+}
+
+/// Makes something once per test process: what is built from source is never older than it.
+///
+/// # Errors
+/// Returns the error of `make`, at each call.
+pub fn once<T: Clone>(
+    made: &OnceLock<Result<T, String>>,
+    make: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let made = made.get_or_init(|| make().map_err(|error| format!("{error:#}")));
+    made.clone().map_err(Error::msg)
 }
 
 /// Copies one of the workspace's programs to `place`.
@@ -60,16 +73,11 @@ fn build() -> Result<PathBuf> {
     let folder = beside_us()?;
     let profile = folder.file_name().and_then(|name| name.to_str()).context("no profile")?;
     let target = folder.parent().context("no target folder")?;
-    let output = cargo()
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
-        .args(["build", "--quiet", "--workspace", "--bins"])
-        .args(["--profile", if profile == "debug" { "dev" } else { profile }])
-        .arg("--target-dir")
-        .arg(target)
-        .output()
-        .context("cannot run cargo")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the programs cannot be built:\n{errors}");
+    let mut build = cargo();
+    build.current_dir(project::path("")).args(["build", "--quiet", "--workspace", "--bins"]);
+    build.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
+    build.arg("--target-dir").arg(target);
+    process::succeed(&mut build, "the programs cannot be built")?;
     Ok(folder)
 }
 

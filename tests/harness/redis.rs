@@ -42,7 +42,7 @@ impl RedisServer {
         Self::with(&[]).await
     }
 
-    /// Starts a server with further settings, as in redis.conf.
+    /// Starts a server with further settings, as in redis.conf. `FREE_PORT` in a value becomes the server's port.
     ///
     /// # Errors
     /// Returns an error if there is no redis-server, or it does not start.
@@ -123,6 +123,23 @@ impl RedisServer {
         Ok(())
     }
 
+    /// Lets the server's attempt to save its data fail. It must have a `save` setting.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be reached.
+    pub async fn fail_to_save(&self) -> Result<()> {
+        std::fs::create_dir(self.folder.path().join("dump.rdb"))?;
+        let mut client = self.client().await?;
+        client.call("BGSAVE").await?.ok()?;
+        eventually("the attempt to save to fail", async || {
+            let info = client.call("INFO persistence").await?.text();
+            ensure!(info.contains("rdb_last_bgsave_status:err"), "{info}");
+            Ok(())
+        })
+        .await;
+        Ok(())
+    }
+
     /// Restarts the server on the same port, empty, and kills it first if it still runs.
     ///
     /// # Errors
@@ -173,7 +190,7 @@ async fn spawn(
     command.args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
     command.arg("--dir").arg(folder).arg("--unixsocket").arg(&socket);
     for (key, value) in options {
-        command.arg(format!("--{key}")).args(value.split(' '));
+        command.arg(format!("--{key}")).args(value.replace("FREE_PORT", &port).split(' '));
     }
     let mut process = Process::spawn("redis-server", command, &log, None)?;
     let pid = process.pid();

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use harness::client::encode;
 use harness::jvm::{Pending, Thread, Thrown};
-use harness::{Agent, Client, Jvm, RedisServer, Reply, eventually};
+use harness::{Agent, Client, Jvm, RedisServer, Reply, eventually, programs};
 use parking_lot::Mutex;
 
 /// A lease and a poll interval so long that only a message can wake a waiter before the test gives up.
@@ -118,9 +118,7 @@ pub(crate) fn other_version() -> Result<String> {
 /// Returns the JVM that tests share, each with its own clients; starting one takes longer than most tests.
 pub(crate) fn shared() -> Result<Arc<Jvm>> {
     static SHARED: OnceLock<Result<Arc<Jvm>, String>> = OnceLock::new();
-    let start = || Jvm::start(&version()?);
-    let jvm = SHARED.get_or_init(|| start().map_err(|error| format!("{error:#}")));
-    jvm.clone().map_err(|error| anyhow!("{error}"))
+    programs::once(&SHARED, || Jvm::start(&version()?))
 }
 
 /// The servers and the Redisson clients of one test.

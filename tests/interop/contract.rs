@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::process::{self, Process};
-use harness::{Agent, RedisServer};
+use harness::{Agent, RedisServer, programs};
 
 use super::bed::version;
 
@@ -21,14 +21,13 @@ async fn holds_for(first: &str, second: &str) -> Result<()> {
         return Ok(()); // The adaptor is built for the interfaces of Redisson 4.
     }
     static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| build(&version).map_err(|error| format!("{error:#}")));
-    let class_path = built.as_ref().map_err(|error| anyhow!("{error}"))?;
+    let class_path = programs::once(&BUILT, || build(&version))?;
     let redis = RedisServer::start().await?;
     let agent = Agent::with(&redis, &["--lease", LEASE]).await?;
     let short = Agent::with(&redis, &["--lease", SHORT_LEASE]).await?;
     let mut command = process::command(&process::on_path("java").context("no java")?);
     command.args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]);
-    command.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path]);
+    command.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", &class_path]);
     command.args(["io.github.lockscope.redisson.Contract", first, second]);
     command.env("REDIS_URL", redis.url()).env("LOCKSCOPE_SOCKET", agent.socket());
     command.env("SHORT_LEASE_SOCKET", short.socket());
@@ -55,9 +54,7 @@ fn build(version: &str) -> Result<String> {
         [clients.join("java/src/main/java"), adaptor.join("main/java"), adaptor.join("test/java")];
     javac.arg(std::env::join_paths(&sources)?);
     javac.arg(sources[2].join("io/github/lockscope/redisson/Contract.java"));
-    let output = javac.output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the contract cannot be compiled:\n{errors}");
+    process::succeed(&mut javac, "the contract cannot be compiled")?;
     Ok(format!("{}:{}", classes.display(), libraries.trim()))
 }
 

@@ -24,6 +24,7 @@ async fn mixed(kind: Kind, dying: Option<usize>) -> Result<()> {
     let (guard, agents) = (Guard::one(kind, "till"), [&bed.agent, &second]);
     let threads = [("a", 1), ("a", 2), ("b", 1), ("b", 2)];
     let threads = threads.map(|(client, thread)| bed.thread(client, thread));
+    guard.warm_up(&threads).await?;
     let mut crowd = Crowd::default();
     let counter = (&bed.redis, "counter");
     crowd.add(&guard, counter, (&threads, EACH_SIDE / 4), (&agents, 10, EACH_SIDE / 10)).await?;

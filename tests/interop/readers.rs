@@ -242,7 +242,7 @@ async fn a_writer_acquires_when_the_last_readers_lease_expires() -> Result<()> {
     let (mut reader, mut writer) = (bed.session().await?, bed.session().await?);
     reads.call("lock 1500 ms").await?;
     assert!(lock(&mut reader, READ, "a", "LEASE 500").await?);
-    bed.begin_wait(&mut writer, write(), "a").await?;
+    writer.send("LOCK a KIND write").await?;
     assert_ne!(writer.reply().await?.ok()?, Reply::Null);
     assert!(unlock(&mut writer, write(), "a").await? == 0);
     assert!(lock(&mut reader, READ, "a", "LEASE 1500").await?);
@@ -343,6 +343,7 @@ async fn mixed(writing: usize, reading: usize, dying: bool) -> Result<()> {
     let (agents, counter) = ([&bed.agent, &second], "counter");
     let mut crowd = Crowd::default();
     let writers = [bed.thread("a", 1), bed.thread("b", 1)];
+    writes.warm_up(&writers).await?;
     crowd
         .add(&writes, (&bed.redis, counter), (&writers, writing / 4), (&agents, 4, writing / 8))
         .await?;

@@ -53,8 +53,8 @@ impl RedBed {
     }
 
     /// Starts a further agent.
-    async fn agent_with(&self, flags: &[&str]) -> Result<Agent> {
-        agent(&self.main, &self.servers, flags).await
+    async fn another_agent(&self) -> Result<Agent> {
+        agent(&self.main, &self.servers, &[]).await
     }
 
     /// Starts both sides with leases and polls so long that only a message can wake a waiter.
@@ -255,13 +255,14 @@ const TILLS: usize = 5;
 /// workers may die meanwhile.
 async fn mixed(each_side: usize, dying: bool) -> Result<()> {
     let bed = RedBed::new(&[], "").await?;
-    let second = bed.agent_with(&[]).await?;
+    let second = bed.another_agent().await?;
     let (mut crowd, agents) = (Crowd::default(), [&bed.agent, &second]);
     let tills: Vec<_> = (0..TILLS).map(|n| (format!("till{n}"), format!("counter{n}"))).collect();
     let (by_thread, by_session) = (each_side / TILLS / 2, each_side / TILLS / 4);
     for (thread, (till, counter)) in (1..).step_by(2).zip(&tills) {
         let guard = Guard::red(&bed.clients(), till);
         let threads = [bed.thread(thread), bed.thread(thread + 1)];
+        guard.warm_up(&threads).await?;
         let counter = (&bed.servers[0], counter.as_str());
         crowd.add(&guard, counter, (&threads, by_thread), (&agents, 4, by_session)).await?;
     }
@@ -307,9 +308,10 @@ async fn both_sides_exclude_each_other_while_workers_are_killed() -> Result<()> 
 async fn each_side_gets_its_share_of_a_contended_lock() -> Result<()> {
     const EACH: usize = 400;
     let bed = RedBed::new(&[], "").await?;
-    let second = bed.agent_with(&[]).await?;
+    let second = bed.another_agent().await?;
     let (guard, mut crowd) = (Guard::red(&bed.clients(), "till"), Crowd::default());
     let threads = [1, 2, 3, 4].map(|thread| bed.thread(thread));
+    guard.warm_up(&threads).await?;
     let counter = (&bed.servers[0], "counter");
     let agents = [&bed.agent, &second];
     crowd.add(&guard, counter, (&threads, EACH / 4), (&agents, 4, EACH / 4)).await?;

@@ -102,6 +102,16 @@ impl Guard {
         self.begin_many("readings", thread, many, counter)
     }
 
+    /// Lets each of these Java threads run one section that is not counted. The first one takes so long that sessions
+    /// could end all of theirs before it.
+    pub(crate) async fn warm_up(&self, threads: &[Thread]) -> Result<()> {
+        let begun = threads.iter().map(|thread| self.begin_sections(thread, 1, "counter:warm"));
+        for section in begun.collect::<Result<Vec<_>>>()? {
+            section.answer().await??;
+        }
+        Ok(())
+    }
+
     fn begin_many(
         &self,
         what: &str,

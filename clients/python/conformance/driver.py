@@ -93,9 +93,16 @@ class Threads:
         self.agent = lockscope.Agent(grace=GRACE)
         self.holds = {}
         self.queues = {"main": queue.SimpleQueue()}
-        #: The running command of `main`, and the one to interrupt.
-        self.busy = self.cancelled = None
-        ended = self.ended
+        #: The command of `main`, the same while it can be interrupted, and the one to interrupt.
+        self.current = self.busy = self.cancelled = None
+        begun, ended = self.begun, self.ended
+
+        class Engine(_sync._Engine):
+            """An engine whose work can be interrupted. An interrupt before that would leave a release undone."""
+
+            def submit(self, call):
+                begun()
+                super().submit(call)
 
         class Granted(_sync.Hold):
             """A hold whose command cannot be interrupted any more: the library has passed the result on."""
@@ -104,7 +111,7 @@ class Threads:
                 super().__init__(*given)
                 ended()
 
-        _sync.Hold = Granted
+        _sync._Engine, _sync.Hold = Engine, Granted
 
     def run(self):
         signal.signal(signal.SIGINT, self.interrupt)
@@ -112,7 +119,7 @@ class Threads:
         self.work("main")
 
     def interrupt(self, *_):
-        """Raises what Ctrl-C raises, unless the command has ended meanwhile."""
+        """Raises what Ctrl-C raises, unless the command has not begun or has ended meanwhile."""
         if self.busy is not None and self.busy == self.cancelled:
             raise KeyboardInterrupt
 
@@ -138,13 +145,17 @@ class Threads:
             tag, verb, words = command
             try:
                 if task == "main":
-                    self.busy = tag
+                    self.current = tag
                 answer = getattr(self, verb)(*words)
                 self.ended()
             except (Exception, KeyboardInterrupt) as error:
                 self.ended()
                 answer = failure(error)
             say(tag, answer)
+
+    def begun(self):
+        if threading.current_thread() is threading.main_thread():
+            self.busy = self.current
 
     def ended(self):
         if threading.current_thread() is threading.main_thread():

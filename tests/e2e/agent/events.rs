@@ -36,14 +36,17 @@ async fn each_event_is_delivered_once() -> Result<()> {
     assert_eq!(until_lost(&mut listener, &ticket).await, "[lost, a, lock, missing]");
     assert_eq!(listener.call(&format!("EVENTS {ticket}")).await?, Reply::Array(vec![]));
     listener.send(&format!("EVENTS {ticket} WAIT 20000")).await?;
-    // A listener receives the end of the session.
-    eventually("the EVENTS command to be counted", async || {
-        ensure!(bench.agent.metrics().await?.0.contains("command=\"events\""));
+    // The commands of a connection begin in order, so EVENTS waits once this lock is held.
+    listener.send("LOCK mark OWNER 1").await?;
+    eventually("the lock after the EVENTS command", async || {
+        ensure!(!bench.is_free("mark").await?, "it is free");
         Ok(())
     })
     .await;
+    // A listener receives the end of the session.
     drop(worker);
     assert_error(&listener.reply().await?, "GONE", "session");
+    assert_eq!(listener.reply().await?.field("holds")?, &Reply::Int(1));
     assert_error(&listener.call(&format!("EVENTS {ticket}")).await?, "SESSION", "session");
     Ok(())
 }

@@ -254,12 +254,12 @@ async fn waiters_keep_their_order_after_broken_connections() -> Result<()> {
     Ok(())
 }
 
-/// Adds `count` waiters of another agent, whose entries are valid for another hour.
-async fn dead_agents_waiters(bench: &mut Bench, agent: &str, count: i64) -> Result<()> {
+/// Adds `count` waiters of [`OTHER_AGENT`], whose entries are valid for another hour.
+async fn dead_agents_waiters(bench: &mut Bench, count: i64) -> Result<()> {
     let time = bench.direct.call("TIME").await?;
     let at = time.items()?[0].text().parse::<i64>()? * 1000 + 3_600_000;
     for number in 0..count {
-        let waiter = format!("{agent}:{}", 1_900_000_000_000_000_000 + number);
+        let waiter = format!("{OTHER_AGENT}:{}", 1_900_000_000_000_000_000 + number);
         bench.direct.call(&format!("RPUSH {QUEUE} {waiter}")).await?.ok()?;
         bench.direct.call(&format!("ZADD {DEADLINES} {at} {waiter}")).await?.ok()?;
     }
@@ -272,7 +272,7 @@ const OTHER_AGENT: &str = "1f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f";
 async fn force_frees_a_lock_whose_queue_begins_with_a_vanished_agents_waiters() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
     let mut operator = bench.session().await?;
-    dead_agents_waiters(&mut bench, OTHER_AGENT, 3).await?;
+    dead_agents_waiters(&mut bench, 3).await?;
     bench.foreign_entry(600_000).await?;
     let reply = operator.call("FORCE a REPORT").await?;
     assert_eq!(reply.field("waiters")?.int()?, 0, "an agent that never published may be alive");
@@ -295,7 +295,7 @@ async fn force_frees_a_lock_whose_queue_begins_with_a_vanished_agents_waiters() 
     bench.direct.call(&format!("DEL {QUEUE} {DEADLINES}")).await?.ok()?;
     let mut holder = bench.session().await?;
     lock(&mut holder, "LOCK a KIND fair").await?;
-    dead_agents_waiters(&mut bench, OTHER_AGENT, 2).await?;
+    dead_agents_waiters(&mut bench, 2).await?;
     let mut waiter = bench.fair_waiter_of_session(3).await?;
     let reply = operator.call("FORCE a REPORT").await?;
     assert_eq!((reply.field("holders")?.int()?, reply.field("waiters")?.int()?), (1, 2));
@@ -308,7 +308,7 @@ async fn a_waiter_removes_the_waiters_of_a_vanished_agent_ahead_of_it() -> Resul
     let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
     let entry = format!("lockscope:agent:{{{OTHER_AGENT}}}");
     bench.direct.call(&format!("SET {entry}:trace x")).await?.ok()?;
-    dead_agents_waiters(&mut bench, OTHER_AGENT, 50).await?;
+    dead_agents_waiters(&mut bench, 50).await?;
     let begun = tokio::time::Instant::now();
     let mut waiter = bench.fair_waiter_of_session(51).await?;
     waiter.reply().await?.ok()?;

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use harness::process::status_bytes;
 use harness::{Client, Reply, Worker, eventually};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
@@ -227,10 +228,8 @@ async fn a_host_that_refuses_another_thread_has_no_effect() -> Result<()> {
     let bench = Bench::new().await?;
     let pid = bench.agent.pid();
     // No stack of a thread fits into what is left, which is the same to the agent as the limit of processes.
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).context("no size")?;
-    let bytes = size.trim_end_matches("kB").trim().parse::<u64>()? << 10;
-    let limit = Rlimit { current: Some(bytes + (1 << 20)), maximum: None };
+    let limit = status_bytes(pid, "VmSize")? + (1 << 20);
+    let limit = Rlimit { current: Some(limit), maximum: None };
     let process = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
     prlimit(Some(process), Resource::As, limit)?;
     let mut worker = bench.session().await?;

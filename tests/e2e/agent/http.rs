@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use harness::agent::Metrics;
 use harness::process::on_path;
-use harness::{Foreign, eventually, http};
+use harness::{Foreign, eventually, http, project};
 
 use super::{Bench, lock};
 
@@ -113,8 +113,7 @@ async fn ten_thousand_names_stay_within_the_bound_on_series() -> Result<()> {
 
 /// Asserts that metrics.md gives roughly the right number of series for 10,000 names.
 fn documented_series(of: &str, series: usize) -> Result<()> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
-    let text = std::fs::read_to_string(path)?;
+    let text = project::text("docs/reference/metrics.md")?;
     let stated =
         text.split(&format!("{of} exports about ")).nth(1).context("it states no number")?;
     let stated: usize =

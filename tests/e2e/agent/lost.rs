@@ -1,7 +1,7 @@
 //! Lost holds are detected, reported with the reason and never restored silently.
 
-use anyhow::Result;
-use harness::Reply;
+use anyhow::{Result, ensure};
+use harness::{Reply, eventually};
 
 use super::{Bench, assert_error, credentials, lock, until_lost};
 
@@ -84,6 +84,13 @@ async fn a_deferred_count_finds_a_lost_hold_soon_and_does_not_restore_it() -> Re
     for (again, name) in [("LOCK a", "a"), ("UNLOCK b", "b")] {
         lock(&mut worker, &format!("LOCK {name}")).await?;
         lock(&mut worker, &format!("LOCK {name}")).await?;
+        // The renewal that writes this count would find the loss before the next command.
+        eventually("the count in Redis", async || {
+            let holders = bench.holders(name).await?;
+            ensure!(holders.len() == 1 && holders[0].1 == "2", "{holders:?}");
+            Ok(())
+        })
+        .await;
         bench.direct.call(&format!("DEL {name}")).await?.ok()?;
         worker.call(again).await?.ok()?;
         let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;
@@ -126,13 +133,25 @@ async fn a_waiter_behind_a_lost_hold_acquires_it_normally() -> Result<()> {
     Ok(())
 }
 
+/// Returns the channel of forced releases of a holder's agent, once the agent is subscribed to it.
+async fn forced_channel(bench: &mut Bench, holder: &str) -> String {
+    let uuid = holder.split(':').next().unwrap_or_default();
+    let channel = format!("lockscope:forced:{{{uuid}}}");
+    eventually("the agent's subscription", async || {
+        let numsub = bench.direct.call_args(&["PUBSUB", "NUMSUB", &channel]).await?;
+        ensure!(numsub.items()?[1].int()? == 1, "{numsub}");
+        Ok(())
+    })
+    .await;
+    channel
+}
+
 #[tokio::test]
 async fn a_forced_release_message_alone_does_not_end_a_hold() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;
     let holder = lock(&mut worker, "LOCK a").await?.field("holder")?.text();
-    let uuid = holder.split(':').next().unwrap_or_default();
-    let channel = format!("lockscope:forced:{{{uuid}}}");
+    let channel = forced_channel(&mut bench, &holder).await;
     bench.direct.call_args(&["PUBLISH", &channel, &format!("{holder} a")]).await?.ok()?;
     // The agent has checked in Redis, long before a renewal was due.
     bench.until_metric("lockscope_agent_renewals_total", &[("outcome", "renewed")], 1.0).await;
@@ -150,9 +169,8 @@ async fn a_forced_release_is_reported_at_once() -> Result<()> {
     let mut listener = bench.session().await?;
     let ticket = credentials(&mut worker).await?;
     let holder = lock(&mut worker, "LOCK a").await?.field("holder")?.text();
-    let uuid = holder.split(':').next().unwrap_or_default();
+    let channel = forced_channel(&mut bench, &holder).await;
     bench.direct.call("DEL a").await?.ok()?;
-    let channel = format!("lockscope:forced:{{{uuid}}}");
     let receivers = bench.direct.call_args(&["PUBLISH", &channel, &format!("{holder} a")]).await?;
     assert_eq!(receivers, Reply::Int(1), "the agent is subscribed");
     let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;

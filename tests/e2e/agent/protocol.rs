@@ -1,6 +1,7 @@
 //! Bytes on the socket: RESP2, RESP3, inline commands, requests in pieces, floods and garbage.
 
 use anyhow::{Result, ensure};
+use harness::process::memory;
 use harness::{Client, PATIENCE, Reply, client::encode, eventually};
 use redisson::LockName;
 
@@ -151,19 +152,11 @@ async fn garbage_ends_only_its_own_session() -> Result<()> {
         assert!(sentence.starts_with("ERR Protocol error"), "{shown}: {sentence}");
         bench.until_free("mine").await;
     }
-    assert!(memory(&bench)? < 64 << 20, "{} bytes", memory(&bench)?);
+    let used = memory(bench.agent.pid())?;
+    assert!(used < 64 << 20, "{used} bytes");
     assert_eq!(bench.session().await?.call("PING").await?.text(), "PONG");
     assert!(bench.agent.process().ended()?.is_none());
     Ok(())
-}
-
-/// Returns the agent's current memory in bytes.
-fn memory(bench: &Bench) -> Result<u64> {
-    let pid = bench.agent.pid();
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
-    let kib: u64 = line.split_whitespace().nth(1).unwrap_or_default().parse()?;
-    Ok(kib << 10)
 }
 
 #[tokio::test]
@@ -212,7 +205,8 @@ async fn a_client_that_never_reads_is_throttled() -> Result<()> {
         floods.push(client);
         stuck += 1;
     }
-    assert!(memory(&bench)? < 128 << 20, "{} bytes", memory(&bench)?);
+    let used = memory(bench.agent.pid())?;
+    assert!(used < 128 << 20, "{used} bytes");
     assert_eq!(holder.call("UNLOCK a").await?, Reply::Int(0), "others are served meanwhile");
     drop(floods);
     eventually("the sessions to end", async || {

@@ -1,6 +1,8 @@
 //! The socket itself: left behind, in use, its mode; and wrong settings.
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 
 use anyhow::{Result, ensure};
 use harness::process::Process;
@@ -50,13 +52,20 @@ async fn a_socket_that_is_removed_is_created_again() -> Result<()> {
     Ok(())
 }
 
+/// Puts another socket in the place of the agent's, in one step: the agent creates a missing one again.
+fn replace(path: &Path) -> Result<UnixListener> {
+    let new = path.with_extension("new");
+    let other = UnixListener::bind(&new)?;
+    std::fs::rename(&new, path)?;
+    Ok(other)
+}
+
 #[tokio::test]
 async fn a_socket_that_another_process_replaces_is_reported_and_left_to_it_while_it_lives()
 -> Result<()> {
     let mut bench = Bench::new().await?;
     let path = bench.agent.socket().to_owned();
-    std::fs::remove_file(&path)?;
-    let other = std::os::unix::net::UnixListener::bind(&path)?;
+    let other = replace(&path)?;
     eventually("the agent to report it", async || {
         let log = bench.agent.process().log();
         ensure!(log.contains("no worker can connect") && log.contains("is in use"), "{log}");
@@ -68,11 +77,10 @@ async fn a_socket_that_another_process_replaces_is_reported_and_left_to_it_while
     let mut worker = eventually("its own socket", async || bench.session().await).await;
     lock(&mut worker, "LOCK a").await?;
     // The file of a process that replaces it again stays when the agent ends.
-    std::fs::remove_file(&path)?;
-    let other = std::os::unix::net::UnixListener::bind(&path)?;
+    let other = replace(&path)?;
     bench.agent.process().terminate()?;
     assert!(bench.agent.process().end().await.success());
-    std::os::unix::net::UnixStream::connect(&path)?;
+    UnixStream::connect(&path)?;
     drop(other);
     Ok(())
 }

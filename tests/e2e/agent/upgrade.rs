@@ -245,12 +245,12 @@ async fn visit(mut client: Client, shared: Arc<Shared>) -> Result<u64> {
     Ok(turns)
 }
 
-/// Waits until each worker has had that many more turns on average.
-async fn until_turns(shared: &Shared, more: u64) {
+/// Waits until the workers have had 200 more turns.
+async fn until_turns(shared: &Shared) {
     let before = shared.turns.load(Ordering::SeqCst);
     eventually("the workers to have had their turns", async || {
         let turns = shared.turns.load(Ordering::SeqCst) - before;
-        ensure!(turns >= more, "{turns} of {more}");
+        ensure!(turns >= 200, "{turns} of 200");
         Ok(())
     })
     .await;
@@ -269,7 +269,7 @@ async fn an_upgrade_under_load_loses_no_lock_and_refuses_no_connection() -> Resu
         working.spawn(worker.work());
     }
     let visitor = tokio::spawn(visit(neighbour.client().await?, Arc::clone(&shared)));
-    until_turns(&shared, 200).await;
+    until_turns(&shared).await;
     // An upgrade, a crash, and a downgrade.
     for (killed, next) in [(false, Version::New), (true, Version::New), (false, Version::Old)] {
         let back = shared.resumed.load(Ordering::SeqCst);
@@ -294,7 +294,7 @@ async fn an_upgrade_under_load_loses_no_lock_and_refuses_no_connection() -> Resu
         if let Some(ended) = ended {
             bail!("after killed={killed} a worker has ended: {:?}", ended?.err());
         }
-        until_turns(&shared, 200).await;
+        until_turns(&shared).await;
         let lost = manager.metric("lockscope_agent_lost_holds_total").await?;
         ensure!(lost == 0.0, "{lost} are lost");
     }

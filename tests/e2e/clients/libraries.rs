@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::process::{self, on_path};
+use harness::programs::once;
 
 const INSTALL: &str = "`make deps` installs what the tests need";
 
@@ -185,19 +186,17 @@ fn java_driver() -> Result<Command> {
     Ok(command)
 }
 
-/// Builds the driver once per test process, so that it is never older than its source.
 fn go_driver() -> Result<Command> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| build_go_driver().map_err(|error| format!("{error:#}")));
-    Ok(process::command(built.as_ref().map_err(|error| anyhow!("{error}"))?))
+    let build = || build_go(&folder().join("go"), "./driver", "go-driver");
+    Ok(process::command(&once(&BUILT, build)?))
 }
 
-fn build_go_driver() -> Result<PathBuf> {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-driver");
-    let mut command = go()?;
-    command.current_dir(folder().join("go")).args(["build", "-o"]).arg(&program).arg("./driver");
-    let output = command.output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the driver in Go cannot be built:\n{errors}");
+/// Builds a driver from a package in `folder`, and returns its path, which ends with `name`.
+pub(crate) fn build_go(folder: &Path, package: &str, name: &str) -> Result<PathBuf> {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let mut build = go()?;
+    build.current_dir(folder).args(["build", "-o"]).arg(&program).arg(package);
+    process::succeed(&mut build, "the driver in Go cannot be built")?;
     Ok(program)
 }

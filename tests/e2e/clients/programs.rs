@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::process::{self, Process};
-use harness::{Agent, RedisServer, eventually};
+use harness::{Agent, RedisServer, eventually, project};
 
 use super::libraries::{folder, go, installed, java, node, python};
 
@@ -54,7 +54,7 @@ impl Bench {
 
 /// Returns a document's block of code in this language under this heading (any heading if empty), with the socket filled in.
 fn block(document: &str, heading: &str, language: &str, socket: &Path) -> Result<String> {
-    let text = std::fs::read_to_string(folder().join("../..").join(document))?;
+    let text = project::text(document)?;
     let (_, section) =
         text.split_once(heading).with_context(|| format!("no `{heading}` in {document}"))?;
     let code =
@@ -100,7 +100,7 @@ impl Place {
                 // Built before the lock is held: with a cold cache this takes a while.
                 let mut build = go()?;
                 build.args(["build", "-o", "worker", "main.go"]).current_dir(self.0.path());
-                ensure!(build.status()?.success(), "a program in Go cannot be built");
+                process::succeed(&mut build, "a program in Go cannot be built")?;
                 return Ok(process::command(&self.0.path().join("worker")));
             }
             other => anyhow::bail!("nothing runs {other} here"),
@@ -114,12 +114,9 @@ impl Place {
     /// Returns the command that runs a program with the client library of this language.
     fn library_command(&self, language: &str, code: &str) -> Result<Command> {
         let at = |name: &str| self.0.path().join(name);
-        let clients = folder().join("../../clients").canonicalize()?;
-        let run = |mut command: Command| -> Result<()> {
-            let output = command.current_dir(self.0.path()).output()?;
-            let errors = String::from_utf8_lossy(&output.stderr);
-            ensure!(output.status.success(), "{command:?}: {errors}");
-            Ok(())
+        let clients = project::path("clients").canonicalize()?;
+        let build = |command: &mut Command| {
+            process::succeed(command.current_dir(self.0.path()), "the program cannot be built")
         };
         let mut command;
         match language {
@@ -146,15 +143,13 @@ impl Place {
                     ),
                 )?;
                 std::fs::write(at("main.go"), code)?;
-                let mut build = go()?;
-                build.args(["build", "-mod=mod", "-o", "worker", "main.go"]);
-                run(build)?;
+                build(go()?.args(["build", "-mod=mod", "-o", "worker", "main.go"]))?;
                 command = process::command(&at("worker"));
             }
             "java" => {
                 std::fs::write(at("Worker.java"), code)?;
-                let mut build = process::command(&installed("javac")?);
-                build.args([
+                let mut javac = process::command(&installed("javac")?);
+                javac.args([
                     "--release",
                     "17",
                     "-encoding",
@@ -163,8 +158,7 @@ impl Place {
                     "classes",
                     "--source-path",
                 ]);
-                build.arg(clients.join("java/src/main/java")).arg("Worker.java");
-                run(build)?;
+                build(javac.arg(clients.join("java/src/main/java")).arg("Worker.java"))?;
                 command = process::command(&installed("java")?);
                 command.arg("-cp").arg(at("classes")).arg("Worker");
             }
@@ -201,7 +195,7 @@ async fn the_programs_that_use_a_client_library() -> Result<()> {
     for (document, language) in LIBRARY_PROGRAMS {
         let bench = Bench::new().await?;
         let place = Place::new()?;
-        let text = std::fs::read_to_string(folder().join("../..").join(document))?;
+        let text = project::text(document)?;
         let code = first_block(&text, language).context(document)?;
         let socket = bench.agent.socket();
         let code = code.replace("/tmp/try/agent.sock", &socket.display().to_string());
@@ -231,7 +225,7 @@ async fn the_programs_of_the_page_on_libraries() -> Result<()> {
     for (library, language) in PROGRAMS {
         works("docs/howto/clients.md", &format!("\n## {library}\n"), language).await?;
     }
-    let text = std::fs::read_to_string(folder().join("../../docs/howto/clients.md"))?;
+    let text = project::text("docs/howto/clients.md")?;
     let blocks = text.lines().filter(|line| line.starts_with("```") && line.len() > 3).count();
     ensure!(blocks == PROGRAMS.len(), "{blocks} programs are there, {} were run", PROGRAMS.len());
     Ok(())

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::process::{self, Process};
-use harness::{Agent, Client, RedisServer, eventually, programs};
+use harness::{Agent, Client, RedisServer, eventually, programs, project};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::ChildStdout;
@@ -22,7 +22,7 @@ const LOCK: &str = "orders:42";
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn recipe(file: &str) -> PathBuf {
-    folder().join("../../docs/workers").join(file)
+    project::path("docs/workers").join(file)
 }
 
 /// A program in some language, which can be started any number of times.
@@ -60,7 +60,7 @@ fn in_go(place: &Path) -> Result<Command> {
         std::fs::copy(recipe("worker.go"), place.join("main.go"))?;
         let mut build = go()?;
         build.args(["build", "-o", "worker", "main.go"]).current_dir(place);
-        ensure!(build.status()?.success(), "a program in Go cannot be built");
+        process::succeed(&mut build, "a program in Go cannot be built")?;
     }
     Ok(process::command(&program))
 }

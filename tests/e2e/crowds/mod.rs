@@ -38,9 +38,9 @@ impl Crowd {
         Ok(self.agent.metrics().await?.sum(metric, labels))
     }
 
-    async fn until_figure(&self, metric: &str, labels: &[(&str, &str)], is: f64) {
+    async fn until_figure(&self, metric: &str, is: f64) {
         eventually(metric, async || {
-            let value = self.figure(metric, labels).await?;
+            let value = self.figure(metric, &[]).await?;
             ensure!((value - is).abs() < 0.5, "{value}, not {is}");
             Ok(())
         })

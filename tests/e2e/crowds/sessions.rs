@@ -39,14 +39,14 @@ async fn ten_thousand_workers_come_at_once_work_and_go_at_once() -> Result<()> {
         let held = worker.reply().await?.ok()?;
         ensure!(held.field("holds")?.int()? == 1, "{held}");
     }
-    crowd.until_figure("lockscope_agent_sessions", &[], WORKERS as f64).await;
-    crowd.until_figure("lockscope_agent_holds", &[], WORKERS as f64).await;
+    crowd.until_figure("lockscope_agent_sessions", WORKERS as f64).await;
+    crowd.until_figure("lockscope_agent_holds", WORKERS as f64).await;
     crowd.until_keys(WORKERS as i64).await?;
     let each = (crowd.memory()? - idle) / WORKERS as u64;
     ensure!(each < 16 << 10, "{each} bytes for each session and its hold");
     crowd.nothing_is_lost().await?;
     drop(workers);
     crowd.until_keys(0).await?;
-    crowd.until_figure("lockscope_agent_sessions", &[], 0.0).await;
+    crowd.until_figure("lockscope_agent_sessions", 0.0).await;
     Ok(())
 }

@@ -39,7 +39,7 @@ async fn a_client_that_does_not_read_uses_bounded_memory_and_delays_no_other() -
         ensure!(!page.items()?[1].items()?.is_empty(), "an empty page");
     }
     drop(deaf);
-    crowd.until_figure("lockscope_agent_sessions", &[], 1.0).await;
+    crowd.until_figure("lockscope_agent_sessions", 1.0).await;
     crowd.nothing_is_lost().await?;
     Ok(())
 }

@@ -31,10 +31,10 @@ async fn a_hundred_thousand_wait_for_one_lock() -> Result<()> {
         sessions.push(client);
         // Commands that several clients send at once are served in turn, but those of the first client must be served first.
         if sessions.len() == 1 {
-            crowd.until_figure("lockscope_agent_waiters", &[], PIPELINE as f64).await;
+            crowd.until_figure("lockscope_agent_waiters", PIPELINE as f64).await;
         }
     }
-    crowd.until_figure("lockscope_agent_waiters", &[], WAITERS as f64).await;
+    crowd.until_figure("lockscope_agent_waiters", WAITERS as f64).await;
     let each = (crowd.memory()? - idle) / WAITERS as u64;
     ensure!(each < 1 << 10, "{each} bytes a waiter");
     let one_more = holder.call("LOCK two").await?;
@@ -55,10 +55,10 @@ async fn a_hundred_thousand_wait_for_one_lock() -> Result<()> {
     drop(sessions);
     // A waiter of the first session holds the lock now.
     let left = rest.len() * PIPELINE + PIPELINE - 101;
-    crowd.until_figure("lockscope_agent_waiters", &[], left as f64).await;
+    crowd.until_figure("lockscope_agent_waiters", left as f64).await;
     crowd.nothing_is_lost().await?;
     drop((first, rest));
-    crowd.until_figure("lockscope_agent_waiters", &[], 0.0).await;
+    crowd.until_figure("lockscope_agent_waiters", 0.0).await;
     crowd.until_keys(0).await?;
     Ok(())
 }
@@ -83,7 +83,7 @@ async fn ten_thousand_names_are_waited_for() -> Result<()> {
         send_all(&mut client, some).await?;
         waiting.push(client);
     }
-    crowd.until_figure("lockscope_agent_waiters", &[], NAMES as f64).await;
+    crowd.until_figure("lockscope_agent_waiters", NAMES as f64).await;
     eventually("each name to be listened to", async || {
         let channels = direct.call("PUBSUB CHANNELS redisson_lock__channel:*").await?;
         let channels = channels.items()?.len();
@@ -104,7 +104,7 @@ async fn ten_thousand_names_are_waited_for() -> Result<()> {
             ensure!(held != Reply::Null && held.field("holds")?.int()? == 1, "{held}");
         }
     }
-    crowd.until_figure("lockscope_agent_subscriptions", &[], 0.0).await;
+    crowd.until_figure("lockscope_agent_subscriptions", 0.0).await;
     crowd.nothing_is_lost().await?;
     drop(waiting);
     crowd.until_keys(0).await?;

@@ -14,7 +14,19 @@ async fn waiter(agent: &Agent, command: &str) -> Result<Client> {
     Ok(waiter)
 }
 
-/// Starts workers of that agent, which wait for a lock.
+/// Waits until this many workers of the agent wait for the lock: one that comes later is granted it after them.
+async fn queued(agent: &Agent, lock: &str, count: usize) -> Result<()> {
+    let mut other = agent.client().await?;
+    eventually("the queue", async || {
+        let rows = other.call(&format!("LOCKS MATCH {lock}")).await?.ok()?.text();
+        ensure!(rows.matches("waiting").count() == count, "{rows}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+/// Starts workers of that agent, which wait for a lock in this order.
 async fn waiters(agent: &Agent, count: usize) -> Result<Vec<Client>> {
     let mut waiters = Vec::new();
     for i in 0..count {
@@ -22,6 +34,7 @@ async fn waiters(agent: &Agent, count: usize) -> Result<Vec<Client>> {
         waiter.call(&format!("CLIENT SETNAME waiter-{i}")).await?.ok()?;
         waiter.send("LOCK orders:42").await?;
         waiters.push(waiter);
+        queued(agent, "orders:42", waiters.len()).await?;
     }
     Ok(waiters)
 }
@@ -94,6 +107,7 @@ async fn workers_that_wait_for_a_red_lock_are_seen_on_its_servers() -> Result<()
     let mut queue = Vec::new();
     for _ in 0..5 {
         queue.push(waiter(&agent, "LOCK orders:42 KIND red").await?);
+        queued(&agent, "orders:42", queue.len()).await?;
     }
     // The servers of red locks hear of no other kind, and the main Redis hears of no red lock.
     holder.call("LOCK plain").await?.ok()?;

@@ -16,15 +16,11 @@ fn row(name: &str) -> String {
     )
 }
 
-/// Returns a script for the seconds of the row's time to live, or null.
-fn seconds_left(name: &str) -> String {
-    format!(
-        "const row = [...document.querySelectorAll('#rows tr')]
-           .find((row) => row.querySelector('.name')?.textContent.includes({name:?}));
-         const left = row?.querySelector('.time-left .left');
-         return left ? parseInt(left.textContent, 10) : null;"
-    )
-}
+/// Returns the seconds of the row's time to live, or null.
+const SECONDS_LEFT: &str = "const row = [...document.querySelectorAll('#rows tr')]
+       .find((row) => row.querySelector('.name')?.textContent.includes('nightly-report'));
+     const left = row?.querySelector('.time-left .left');
+     return left ? parseInt(left.textContent, 10) : null;";
 
 #[tokio::test]
 async fn a_row_appears_counts_down_and_disappears_without_a_reload() -> Result<()> {
@@ -43,14 +39,14 @@ async fn a_row_appears_counts_down_and_disappears_without_a_reload() -> Result<(
     })
     .await;
     let first = eventually("a time to live", async || {
-        let left = browser.run(&seconds_left("nightly-report")).await?;
+        let left = browser.run(SECONDS_LEFT).await?;
         left.as_i64().with_context(|| format!("{left}"))
     })
     .await;
     assert!(first <= 50);
     for fewer in [first - 1, first - 2, first - 3] {
         eventually("the time to live to count down", async || {
-            let left = browser.run(&seconds_left("nightly-report")).await?;
+            let left = browser.run(SECONDS_LEFT).await?;
             ensure!(left.as_i64().is_some_and(|left| left <= fewer), "{left}, not {fewer}");
             Ok(())
         })

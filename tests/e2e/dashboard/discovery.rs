@@ -123,6 +123,12 @@ async fn observation_changes_nothing() -> Result<()> {
     bench.listed("b", |_| true).await;
     let before = bench.direct.call("CONFIG GET *").await?;
     drop(agent);
+    eventually("Redis to have read what the agent sent", async || {
+        let clients = bench.direct.call("CLIENT LIST").await?.ok()?.text();
+        ensure!(!clients.contains("name=lockscope-agent"), "{clients}");
+        Ok(())
+    })
+    .await;
     // From here on only the dashboard is active, so any write would be its own.
     bench.direct.call("CONFIG RESETSTAT").await?.ok()?;
     for path in ["/", "/lock?name=a", "/lock?name=text", "/sources", "/api/v1/locks"] {

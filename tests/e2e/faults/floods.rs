@@ -1,8 +1,9 @@
 //! Replies of Redis that announce more than any memory can hold, or never end.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
+use harness::process::status_bytes;
 use harness::proxy::{Flow, Place, Way};
-use harness::{Dashboard, Proxy, RedisServer, Reply, eventually};
+use harness::{Client, Dashboard, Proxy, RedisServer, Reply, eventually};
 
 use super::{COMMANDS, LONG, MESSAGES, RENEWALS, assert_held_by, holder, lock, stage};
 
@@ -19,14 +20,6 @@ const FLOODS: [(Flow, &str); 5] = [
 /// Returns the number of log lines with that reason, or with that of a flood that begins during a handshake.
 fn reasons(log: &str, reason: &str) -> usize {
     log.matches(reason).count() + log.matches("the server said more than it was asked").count()
-}
-
-/// Returns the most memory that a process has used, in bytes.
-fn peak_memory(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-    let kib = line.trim().strip_suffix(" kB").context("not in kB")?;
-    Ok(kib.trim().parse::<u64>()? << 10)
 }
 
 #[tokio::test]
@@ -57,8 +50,22 @@ async fn a_flood_of_replies_costs_the_agent_a_connection_and_no_memory() -> Resu
     }
     assert_held_by(&mut bench, "a", &granted).await?;
     assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0), "it was not lost");
-    let peak = peak_memory(bench.agent.pid())?;
+    let peak = status_bytes(bench.agent.pid(), "VmHWM")?;
     assert!(peak < 128 * MIB, "{peak} bytes");
+    Ok(())
+}
+
+/// Adds a lock to Redis, and waits until the dashboard lists it: one of its connections is then ready for commands.
+async fn until_listed(dashboard: &Dashboard, direct: &mut Client, name: &str) -> Result<()> {
+    let field = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    direct.call(&format!("HSET {name} {field} 1")).await?;
+    direct.call(&format!("PEXPIRE {name} 600000")).await?;
+    eventually("a lock of that time in the list", async || {
+        let list = dashboard.json("/api/v1/locks?limit=100").await?;
+        ensure!(list.to_string().contains(name), "{list}");
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 
@@ -68,11 +75,7 @@ async fn a_flood_of_replies_costs_the_dashboard_a_connection_and_no_memory() -> 
     let mut direct = redis.client().await?;
     let proxy = Proxy::tcp(Place::Port(redis.port())).await?;
     let mut dashboard = Dashboard::start(&proxy.url(), &["--monitor", "off"]).await?;
-    eventually("the dashboard to connect", async || {
-        ensure!(!proxy.lines(None).is_empty(), "no connection");
-        Ok(())
-    })
-    .await;
+    until_listed(&dashboard, &mut direct, "orders:first").await?;
     for (round, (flow, reason)) in FLOODS.into_iter().enumerate() {
         for line in proxy.lines(None) {
             line.set(Way::Down, flow);
@@ -83,18 +86,9 @@ async fn a_flood_of_replies_costs_the_dashboard_a_connection_and_no_memory() -> 
             Ok(())
         })
         .await;
-        let name = format!("orders:{round}");
-        let field = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
-        direct.call(&format!("HSET {name} {field} 1")).await?;
-        direct.call(&format!("PEXPIRE {name} 600000")).await?;
-        eventually("a lock of that time in the list", async || {
-            let list = dashboard.json("/api/v1/locks?limit=100").await?;
-            ensure!(list.to_string().contains(&name), "{list}");
-            Ok(())
-        })
-        .await;
+        until_listed(&dashboard, &mut direct, &format!("orders:{round}")).await?;
     }
-    let peak = peak_memory(dashboard.process().pid())?;
+    let peak = status_bytes(dashboard.process().pid(), "VmHWM")?;
     assert!(peak < 256 * MIB, "{peak} bytes");
     Ok(())
 }

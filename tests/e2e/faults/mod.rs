@@ -99,7 +99,7 @@ async fn hold_a_script(proxy: &Proxy, name: &str) -> Result<Arc<Line>> {
         line.set(Way::Up, Flow::HoldFrom("EVALSHA"));
         let held = eventually("a script, or another line", async || {
             // A connection may have held another script before.
-            let held = line.held(Way::Up) > 0 && line.is_holding(Way::Up, "EVALSHA");
+            let held = line.held(Way::Up) > 0 && line.is_holding_a_script();
             let newest = proxy.line(name).await;
             ensure!(held || !Arc::ptr_eq(&line, &newest), "neither");
             Ok(held)

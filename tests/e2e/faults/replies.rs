@@ -223,7 +223,7 @@ async fn a_re_entry_whose_reply_is_lost_leaves_no_count_behind() -> Result<()> {
 
 /// Delivers the script that a connection has held, and waits until Redis has read all of it and the end of the connection.
 async fn deliver(line: &Line) {
-    assert!(line.is_holding(Way::Up, "EVALSHA"), "a script is held");
+    assert!(line.is_holding_a_script(), "a script is held");
     line.set(Way::Up, Flow::Pass);
     eventually("the delayed bytes to arrive", async || {
         ensure!(!line.is_open(), "{} bytes are held", line.held(Way::Up));

@@ -6,10 +6,11 @@ mod notifications;
 mod panels;
 mod problem_alerts;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use harness::project::{path, text};
 use harness::{process, programs};
 
 /// The folder that contains the rules.
@@ -17,14 +18,6 @@ const FOLDER: &str = "grafana/prometheus";
 /// The rules as shipped: one file for agents and one for dashboards, each complete.
 const AGENT_RULES: &str = "lockscope-agent.rules.yml";
 const DASHBOARD_RULES: &str = "lockscope-dashboard.rules.yml";
-
-fn path(file: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(file)
-}
-
-fn text(file: &str) -> Result<String> {
-    std::fs::read_to_string(path(file)).with_context(|| format!("cannot read {file}"))
-}
 
 /// Returns one file of rules.
 fn rules_in(file: &str) -> Result<String> {

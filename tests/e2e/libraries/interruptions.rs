@@ -159,7 +159,7 @@ pub(super) async fn a_cancelled_wait_for_a_hung_agent_ends(library: &Library) ->
             Ok(())
         })
         .await;
-        cancelled_before(&mut stage, waiting, slow).await?;
+        cancelled_before(&mut stage.driver, waiting, slow).await?;
     }
     stage.agent.process().thaw()?;
     stage.driver.ok("lock k kept").await?;
@@ -171,10 +171,10 @@ pub(super) async fn a_cancelled_wait_for_a_hung_agent_ends(library: &Library) ->
         Ok(())
     })
     .await;
-    cancelled_before(&mut stage, waiting, slow).await?;
+    cancelled_before(&mut stage.driver, waiting, slow).await?;
     // The withdrawal of the wait for orders:44 is still pending at the agent.
     let waiting = stage.driver.send("main", "lock a orders:45").await?;
-    cancelled_before(&mut stage, waiting, slow).await?;
+    cancelled_before(&mut stage.driver, waiting, slow).await?;
     stage.agent.process().thaw()?;
     stage.driver.ok("lock a orders:44 wait=60000").await?;
     stage.driver.ok("release a").await?;
@@ -182,18 +182,18 @@ pub(super) async fn a_cancelled_wait_for_a_hung_agent_ends(library: &Library) ->
     stage.driver.ok("check k").await.map(drop)
 }
 
-/// Cancels a call, and checks that it ends before the overdue command.
-async fn cancelled_before(stage: &mut Stage, waiting: Sent, slow: Sent) -> Result<()> {
+/// Cancels a call, and checks that it ends before the other one.
+pub(super) async fn cancelled_before(driver: &mut Driver, waiting: Sent, slow: Sent) -> Result<()> {
     // A cancellation of a call that has not begun does nothing.
     eventually("the call to end", async || {
-        stage.driver.cancel(waiting).await?;
-        ensure!(stage.driver.has_answered(waiting), "it continues");
+        driver.cancel(waiting).await?;
+        ensure!(driver.has_answered(waiting), "it continues");
         Ok(())
     })
     .await;
-    let answer = stage.driver.answer(waiting).await?;
+    let answer = driver.answer(waiting).await?;
     ensure!(answer["error"] == "cancelled", "{answer}");
-    ensure!(!stage.driver.has_answered(slow), "the cancellation waited for the agent");
+    ensure!(!driver.has_answered(slow), "the cancellation waited for the agent");
     Ok(())
 }
 

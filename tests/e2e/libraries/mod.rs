@@ -12,15 +12,15 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
-use harness::{Agent, RedisServer, eventually, process, programs};
+use harness::{Agent, RedisServer, eventually, process, programs, project};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::time::timeout;
 
 use self::stage::Stage;
-use crate::clients::libraries::{go, installed};
+use crate::clients::libraries::{build_go, go, installed};
 use crate::clients::relay::Relay;
 
 /// A library with the driver program for the scenarios.
@@ -52,7 +52,7 @@ const JAVA: Library = Library { command: java_driver, forks: false, shields: tru
 const RUST: Library = Library { command: rust_driver, forks: false, shields: false, texts: false };
 
 fn folder(language: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../clients").join(language)
+    project::path("clients").join(language)
 }
 
 fn python(api: &str) -> Result<Command> {
@@ -62,7 +62,7 @@ fn python(api: &str) -> Result<Command> {
 }
 
 fn uvloop_python() -> PathBuf {
-    folder("../tests/clients").join(".venv/bin/python")
+    project::path("tests/clients/.venv/bin/python")
 }
 
 /// Returns the libraries, with `PYTHON_UVLOOP` where uvloop is installed.
@@ -94,27 +94,15 @@ fn node_driver_after_weeks() -> Result<Command> {
     Ok(command)
 }
 
-/// Builds the driver once per test process, so that it is never older than its source.
 fn go_driver() -> Result<Command> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| build_go_driver().map_err(|error| format!("{error:#}")));
-    Ok(process::command(built.as_ref().map_err(|error| anyhow!("{error}"))?))
-}
-
-fn build_go_driver() -> Result<PathBuf> {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-library-driver");
-    let mut build = go()?;
-    build.current_dir(folder("go")).args(["build", "-o"]).arg(&program).arg("./conformance");
-    let output = build.output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the driver in Go cannot be built:\n{errors}");
-    Ok(program)
+    let build = || build_go(&folder("go"), "./conformance", "go-library-driver");
+    Ok(process::command(&programs::once(&BUILT, build)?))
 }
 
 fn java_driver() -> Result<Command> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| build_java_driver().map_err(|error| format!("{error:#}")));
-    let classes = built.as_ref().map_err(|error| anyhow!("{error}"))?;
+    let classes = programs::once(&BUILT, build_java_driver)?;
     let mut command = process::command(&installed("java")?);
     // Small and quick to start, because many run at the same time.
     command.args(["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Xmx128m", "-cp"]).arg(classes);
@@ -130,16 +118,13 @@ fn build_java_driver() -> Result<PathBuf> {
         .arg(&classes);
     build.arg("--source-path").arg(folder("java").join("src/main/java"));
     build.arg(folder("java").join("conformance/Driver.java"));
-    let output = build.output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the driver in Java cannot be built:\n{errors}");
+    process::succeed(&mut build, "the driver in Java cannot be built")?;
     Ok(classes)
 }
 
 fn rust_driver() -> Result<Command> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| build_rust_driver().map_err(|error| format!("{error:#}")));
-    Ok(process::command(built.as_ref().map_err(|error| anyhow!("{error}"))?))
+    Ok(process::command(&programs::once(&BUILT, build_rust_driver)?))
 }
 
 /// Builds the driver in the target folder in which `make test` has built it together with the library's own tests.
@@ -149,9 +134,7 @@ fn build_rust_driver() -> Result<PathBuf> {
     let mut build = programs::cargo();
     build.current_dir(folder("rust")).args(["build", "--locked", "--quiet", "--example"]);
     build.arg("conformance").arg("--target-dir").arg(target);
-    let output = build.output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the driver in Rust cannot be built:\n{errors}");
+    process::succeed(&mut build, "the driver in Rust cannot be built")?;
     Ok(target.join("debug/examples/conformance"))
 }
 
@@ -304,13 +287,9 @@ async fn a_cancelled_wait_ends_while_an_agent_accepts_no_connection() -> Result<
         let mut driver = driver::Driver::start(library, &path)?;
         let longer = driver.send("second", "lock b orders:43 wait=29000").await?;
         let waiting = driver.send("main", "lock a orders:42 wait=60000").await?;
-        // Both are connecting once this has failed.
+        // This takes seconds, in which both usually begin to connect.
         driver.call_in("third", "lock c orders:44 wait=0").await?;
-        driver.cancel(waiting).await?;
-        let cancelled = driver.answer(waiting).await?;
-        ensure!(cancelled["error"] == "cancelled", "{cancelled}");
-        ensure!(!driver.has_answered(longer), "it ends with the limit for a connection");
-        anyhow::Ok(())
+        interruptions::cancelled_before(&mut driver, waiting, longer).await
     });
     try_join_all(calls).await.map(drop)
 }

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use harness::eventually;
+use harness::process::until_stopped;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Desk, children, guard, is_there, kill, until_gone};
@@ -38,15 +39,6 @@ async fn when_lockctl_is_killed_the_lock_stays_until_grandchildren_have_ended() 
     }
     run.0.kill()?;
     held_while_alive(&mut desk, &pids).await
-}
-
-async fn until_stopped(pid: Pid) {
-    eventually("the stop of a process", async || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        anyhow::ensure!(stat.contains(") T "), "{stat}");
-        Ok(())
-    })
-    .await;
 }
 
 /// The steps are those of docs/runbooks/frozen.md.

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use redisson::script::{AcquireOutcome, ReleaseOutcome};
 
-use super::{Bench, GRANTED, keys, name, other_keys, ours, theirs};
+use super::{Bench, GRANTED, keys, name, ours, theirs};
 
 #[tokio::test]
 async fn grants_a_free_lock_with_its_lease() -> Result<()> {
@@ -85,7 +85,7 @@ async fn a_late_acquire_on_a_free_lock_leaves_a_hold_that_one_release_removes() 
 #[tokio::test]
 async fn keys_other_than_a_plain_lock_are_reported_and_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = other_keys(&mut bench.client, "x").await?;
+    let locks = bench.other_keys().await?;
     let before = bench.dump().await?;
     let mut reply = Vec::new();
     for lock in &locks {

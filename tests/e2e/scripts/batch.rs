@@ -5,7 +5,7 @@ use redisson::HolderId;
 use redisson::script::{Call, Publish, Value, parse_batch, unannounced};
 
 use super::full::fill;
-use super::{Bench, keys, lease, messages, name, other_keys, ours, script, theirs};
+use super::{Bench, keys, lease, messages, name, ours, script, theirs};
 
 fn acquire(lock: &str, holder: HolderId) -> Call {
     script::acquire(&name(lock), &holder, lease(300_000))
@@ -70,9 +70,9 @@ async fn nothing_is_done_for_a_lock_that_is_taken_or_not_held() -> Result<()> {
 async fn a_fair_queue_and_other_keys_are_left_alone() -> Result<()> {
     let mut bench = Bench::new().await?;
     bench.client.call("RPUSH redisson_lock_queue:{fair} someone").await?.ok()?;
-    let locks = other_keys(&mut bench.client, "x").await?;
+    let locks = bench.other_keys().await?;
     let before = bench.dump().await?;
-    let all = locks.iter().map(String::as_str).chain(["fair"]);
+    let all = locks.into_iter().chain(["fair"]);
     let calls: Vec<_> =
         all.flat_map(|lock| [acquire(lock, ours(1)), release(lock, ours(2))]).collect();
     assert_eq!(bench.batch(&calls).await?, vec![false; calls.len()]);

@@ -9,9 +9,7 @@ use redisson::script::{
 };
 use redisson::{HolderId, LockName};
 
-use super::{
-    Bench, GRANTED, full, keys, lease, messages, name, other_keys, ours, queued, script, theirs,
-};
+use super::{Bench, GRANTED, full, keys, lease, messages, name, ours, queued, script, theirs};
 
 const WAIT: Duration = Duration::from_secs(15);
 
@@ -117,7 +115,7 @@ async fn a_lock_is_handed_over_to_the_next_waiter_alone() -> Result<()> {
         bench.fair(&lock, ours(n)).await?;
     }
     bench.foreign_entry("a", theirs(), Some(60_000)).await?;
-    let others = other_keys(&mut bench.client, "x").await?;
+    let others = bench.other_keys().await?;
     full::fill(&mut bench).await?;
     let mut turns = bench.subscriber(&keys::fair_channel(&lock, &theirs())).await?;
     for copy in 0..2 {
@@ -137,7 +135,7 @@ async fn a_lock_is_handed_over_to_the_next_waiter_alone() -> Result<()> {
     assert_eq!(messages(&mut turns).await?, ["0"]);
     assert_eq!(bench.hand_over_fair(&lock, ours(3), ours(4)).await?, HandOverOutcome::Missing);
     for lock in others {
-        let outcome = bench.hand_over_fair(&name(&lock), ours(3), ours(4)).await?;
+        let outcome = bench.hand_over_fair(&name(lock), ours(3), ours(4)).await?;
         assert!(!matches!(outcome, HandOverOutcome::Passed { .. }), "{lock}");
     }
     Ok(())
@@ -316,12 +314,12 @@ async fn a_late_copy_leaves_a_queue_entry_that_one_release_removes() -> Result<(
 #[tokio::test]
 async fn keys_other_than_a_fair_lock_are_reported_and_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = other_keys(&mut bench.client, "x").await?;
+    let locks = bench.other_keys().await?;
     for companion in ["redisson_lock_queue:{list}", "redisson_lock_timeout:{set}"] {
         bench.client.call(&format!("SET {companion} x")).await?.ok()?;
     }
     let before = bench.dump().await?;
-    for lock in locks.iter().map(String::as_str).chain(["list", "set"]) {
+    for lock in locks.into_iter().chain(["list", "set"]) {
         let reply = bench.fair(&name(lock), ours(1)).await?;
         let expected = match lock {
             "x.read" | "x.write" => matches!(reply, AcquireOutcome::WrongKind(_)),

@@ -7,7 +7,7 @@ use redisson::script::{ExpectedLock, ExpectedTtl, ForceReleaseOutcome, Publish};
 use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, LockName};
 
-use super::{Bench, keys, lease, messages, name, other_keys, ours, queued, script, theirs};
+use super::{Bench, keys, lease, messages, name, ours, queued, script, theirs};
 
 fn holder(id: HolderId, count: i64) -> Holder {
     Holder { id, count }
@@ -157,18 +157,13 @@ async fn one_of_several_holders_is_released_alone() -> Result<()> {
 #[tokio::test]
 async fn leaves_other_keys_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = other_keys(&mut bench.client, "x").await?;
-    let before = bench.dump().await?;
     let seen = hash(&[holder(ours(1), 1)], None);
-    for lock in &locks {
-        let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
-        let expected =
-            if is_hash { ForceReleaseOutcome::Changed } else { ForceReleaseOutcome::WrongType };
-        assert_eq!(bench.force(&name(lock), &seen).await?, expected, "{lock}");
-        assert_eq!(bench.force_first(&name(lock), &seen).await?, expected, "{lock}");
-    }
-    assert_eq!(bench.dump().await?, before);
-    Ok(())
+    let (hash, other) = ([ForceReleaseOutcome::Changed; 2], [ForceReleaseOutcome::WrongType; 2]);
+    bench
+        .leaves_other_keys(&hash, &other, async |bench, lock| {
+            Ok([bench.force(lock, &seen).await?, bench.force_first(lock, &seen).await?])
+        })
+        .await
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use anyhow::Result;
 use harness::Reply;
 use redisson::script::HandOverOutcome;
 
-use super::{Bench, keys, messages, name, other_keys, ours, theirs};
+use super::{Bench, keys, messages, name, ours, theirs};
 
 const ALONE: HandOverOutcome = HandOverOutcome::Passed { subscribers: Some(0), token: None };
 
@@ -56,18 +56,12 @@ async fn a_late_hand_over_changes_nothing() -> Result<()> {
 #[tokio::test]
 async fn leaves_other_keys_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = other_keys(&mut bench.client, "x").await?;
-    let before = bench.dump().await?;
-    for lock in &locks {
-        let passed = bench.hand_over(&name(lock), ours(1), ours(2), 300_000).await?;
-        let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
-        assert_eq!(
-            passed,
-            if is_hash { HandOverOutcome::Stolen } else { HandOverOutcome::WrongType }
-        );
-    }
-    assert_eq!(bench.dump().await?, before);
-    Ok(())
+    let (hash, other) = (HandOverOutcome::Stolen, HandOverOutcome::WrongType);
+    bench
+        .leaves_other_keys(&hash, &other, async |bench, lock| {
+            bench.hand_over(lock, ours(1), ours(2), 300_000).await
+        })
+        .await
 }
 
 #[tokio::test]

@@ -17,10 +17,11 @@ mod renew;
 mod servers;
 mod show;
 
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use harness::{Client, RedisServer, Reply};
 use redisson::script::{
     AcquireOutcome, Call, ForceReleaseOutcome, HandOverOutcome, LockDetails, MissingMarkers,
@@ -229,6 +230,39 @@ impl Bench {
         Ok(dump)
     }
 
+    /// Creates keys that are not plain locks: three that are no hashes, then three hashes.
+    async fn other_keys(&mut self) -> Result<[&'static str; 6]> {
+        let holder = theirs();
+        for command in [
+            "SET x.string x",
+            "RPUSH x.list x",
+            "ZADD x.zset 1 x",
+            "HSET x.alien colour red",
+            &format!("HSET x.read mode read {holder} 1"),
+            &format!("HSET x.write mode write {holder}:write 1"),
+        ] {
+            self.client.call(command).await?.ok()?;
+        }
+        Ok(["x.string", "x.list", "x.zset", "x.alien", "x.read", "x.write"])
+    }
+
+    /// Asserts that a call changes none of [`Self::other_keys`], with one outcome for hashes and one for the others.
+    async fn leaves_other_keys<T: Debug + PartialEq>(
+        &mut self,
+        hash: &T,
+        other: &T,
+        call: impl AsyncFn(&mut Self, &LockName) -> Result<T>,
+    ) -> Result<()> {
+        let locks = self.other_keys().await?;
+        let before = self.dump().await?;
+        for (index, lock) in locks.into_iter().enumerate() {
+            let expected = if index < 3 { other } else { hash };
+            assert_eq!(&call(self, &name(lock)).await?, expected, "{lock}");
+        }
+        assert_eq!(self.dump().await?, before);
+        Ok(())
+    }
+
     /// Returns whether this lower-case command has run since the server started, in a script or directly.
     async fn ran(&mut self, command: &str) -> Result<bool> {
         let stats = self.client.call("INFO commandstats").await?.text();
@@ -257,24 +291,6 @@ async fn messages(subscriber: &mut Client) -> Result<Vec<String>> {
             other => bail!("unexpected {other}"),
         }
     }
-}
-
-/// Creates keys that are not plain locks, with names derived from `name`.
-async fn other_keys(client: &mut Client, name: &str) -> Result<Vec<String>> {
-    let holder = theirs();
-    let made = [
-        format!("SET {name}.string x"),
-        format!("RPUSH {name}.list x"),
-        format!("ZADD {name}.zset 1 x"),
-        format!("HSET {name}.alien colour red"),
-        format!("HSET {name}.read mode read {holder} 1"),
-        format!("HSET {name}.write mode write {holder}:write 1"),
-    ];
-    for command in &made {
-        client.call(command).await?.ok()?;
-    }
-    let name_of = |command: &String| command.split(' ').nth(1).map(str::to_owned);
-    made.iter().map(|command| name_of(command).context("a key")).collect()
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use redisson::script::{
 };
 use redisson::{HolderId, LockName};
 
-use super::{Bench, GRANTED, full, keys, lease, messages, name, other_keys, ours, script, theirs};
+use super::{Bench, GRANTED, full, keys, lease, messages, name, ours, script, theirs};
 
 /// Returns the id of a write hold.
 fn writer(who: HolderId) -> HolderId {
@@ -65,15 +65,15 @@ impl Bench {
         }
     }
 
-    /// Adds a reader as Redisson writes it: a field, and markers with the given TTLs.
-    async fn foreign_reader(&mut self, lock: &str, who: HolderId, markers: &[u64]) -> Result<()> {
+    /// Adds a reader of `a` as Redisson writes it: a field, and markers with the given TTLs.
+    async fn foreign_reader(&mut self, who: HolderId, markers: &[u64]) -> Result<()> {
         let count = markers.len().max(1);
-        self.client.call(&format!("HSET {lock} mode read {who} {count}")).await?.ok()?;
+        self.client.call(&format!("HSET a mode read {who} {count}")).await?.ok()?;
         for (i, ms) in markers.iter().enumerate() {
-            let marker = format!("{{{lock}}}:{who}:rwlock_timeout:{}", i + 1);
+            let marker = format!("{{a}}:{who}:rwlock_timeout:{}", i + 1);
             self.client.call(&format!("SET {marker} 1 PX {ms}")).await?.ok()?;
-            if self.pttl(&name(lock)).await? < i64::try_from(*ms)? {
-                self.client.call(&format!("PEXPIRE {lock} {ms}")).await?.ok()?;
+            if self.pttl(&name("a")).await? < i64::try_from(*ms)? {
+                self.client.call(&format!("PEXPIRE a {ms}")).await?.ok()?;
             }
         }
         Ok(())
@@ -285,7 +285,7 @@ async fn late_copies_change_nothing() -> Result<()> {
 async fn the_lease_is_limited_to_the_longest_living_reader() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.foreign_reader("a", theirs(), &[540_000, 1_200_000]).await?;
+    bench.foreign_reader(theirs(), &[540_000, 1_200_000]).await?;
     bench.read(&lock, ours(1), 3_600_000).await?;
     bench.release_read(&lock, ours(1)).await?;
     let pttl = bench.pttl(&lock).await?;
@@ -298,7 +298,7 @@ async fn dead_readers_disappear_with_the_last_living_one() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
-    bench.foreign_reader("a", theirs(), &[]).await?;
+    bench.foreign_reader(theirs(), &[]).await?;
     bench.read(&lock, ours(1), 3_600_000).await?;
     bench.read(&lock, ours(2), 3_600_000).await?;
     bench.release_read(&lock, ours(1)).await?;
@@ -344,11 +344,11 @@ async fn the_write_side_is_handed_over() -> Result<()> {
 #[tokio::test]
 async fn keys_other_than_a_read_write_lock_are_reported_and_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = other_keys(&mut bench.client, "x").await?;
+    let locks = bench.other_keys().await?;
     bench.client.call(&format!("HSET x.plain {} 1", theirs())).await?.ok()?;
     bench.client.call("HSET x.settings mode dark size 5").await?.ok()?;
     let before = bench.dump().await?;
-    for lock in locks.iter().take(4).map(String::as_str).chain(["x.settings"]) {
+    for lock in locks.into_iter().take(4).chain(["x.settings"]) {
         for reply in [
             bench.read(&name(lock), ours(1), 300_000).await?,
             bench.write(&name(lock), ours(1), 300_000).await?,

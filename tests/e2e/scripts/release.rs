@@ -3,7 +3,7 @@
 use anyhow::Result;
 use redisson::script::{Publish, ReleaseOutcome, parse_release};
 
-use super::{Bench, keys, messages, name, other_keys, ours, script, theirs};
+use super::{Bench, keys, messages, name, ours, script, theirs};
 
 #[tokio::test]
 async fn frees_the_lock_and_notifies_waiters() -> Result<()> {
@@ -51,18 +51,10 @@ async fn releasing_one_of_several_fields_publishes_nothing() -> Result<()> {
 #[tokio::test]
 async fn leaves_other_keys_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = other_keys(&mut bench.client, "x").await?;
-    let before = bench.dump().await?;
-    for lock in &locks {
-        let released = bench.release(&name(lock), ours(1)).await?;
-        let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
-        assert_eq!(
-            released,
-            if is_hash { ReleaseOutcome::Stolen } else { ReleaseOutcome::WrongType }
-        );
-    }
-    assert_eq!(bench.dump().await?, before);
-    Ok(())
+    let (hash, other) = (ReleaseOutcome::Stolen, ReleaseOutcome::WrongType);
+    bench
+        .leaves_other_keys(&hash, &other, async |bench, lock| bench.release(lock, ours(1)).await)
+        .await
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use redisson::script::{MAX_BATCH, MissingMarkers, RenewOutcome, parse_renew};
 
-use super::{Bench, full, lease, name, other_keys, ours, script, theirs};
+use super::{Bench, full, lease, name, ours, script, theirs};
 
 #[tokio::test]
 async fn renews_an_existing_hold_at_the_given_count() -> Result<()> {
@@ -97,19 +97,12 @@ async fn creates_no_hold() -> Result<()> {
 #[tokio::test]
 async fn leaves_other_keys_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = other_keys(&mut bench.client, "x").await?;
-    let before = bench.dump().await?;
-    for lock in &locks {
-        let outcome = bench.renew(&name(lock), ours(1), 1, 300_000).await?;
-        let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
-        assert_eq!(
-            outcome,
-            if is_hash { RenewOutcome::Stolen } else { RenewOutcome::WrongType },
-            "{lock}"
-        );
-    }
-    assert_eq!(bench.dump().await?, before);
-    Ok(())
+    let (hash, other) = (RenewOutcome::Stolen, RenewOutcome::WrongType);
+    bench
+        .leaves_other_keys(&hash, &other, async |bench, lock| {
+            bench.renew(lock, ours(1), 1, 300_000).await
+        })
+        .await
 }
 
 #[tokio::test]

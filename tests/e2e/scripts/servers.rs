@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use harness::Foreign;
 use redisson::monitor::{Action, Address, Decoder, Event, ServerRole};
 

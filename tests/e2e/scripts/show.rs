@@ -4,7 +4,7 @@ use anyhow::Result;
 use redisson::script::{QueueEntry, Reader};
 use redisson::shape::Holder;
 
-use super::{Bench, keys, lease, name, other_keys, ours, script, theirs};
+use super::{Bench, keys, lease, name, ours, script, theirs};
 
 #[tokio::test]
 async fn describes_holders_ttl_and_queue() -> Result<()> {
@@ -34,7 +34,7 @@ async fn describes_holders_ttl_and_queue() -> Result<()> {
 #[tokio::test]
 async fn describes_any_key_and_changes_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = other_keys(&mut bench.client, "x").await?;
+    let locks = bench.other_keys().await?;
     bench.client.call("SET redisson_lock_queue:{x.read} text").await?.ok()?;
     bench.client.call("RPUSH redisson_lock_queue:{x.write} someone").await?.ok()?;
     bench.client.call("SET redisson_lock_timeout:{x.write} text").await?.ok()?;

@@ -148,9 +148,13 @@ async fn a_lost_hold_shows_its_cause() -> Result<()> {
     // The call was sent in vain, or not sent because the connection was already down.
     assert!(["lost", "unsent"].contains(&call.attribute("error.type")), "{call:#?}");
     // The log also says whose lock it was.
-    let log = agent.process().log();
-    let line = log.lines().find(|line| line.contains("lock lost")).context("no line")?;
-    assert!(line.contains(&format!("\"worker.pid\":{}", std::process::id())), "{line}");
+    let log = eventually("the loss to be logged", async || {
+        let log = agent.process().log();
+        let line = log.lines().find(|line| line.contains("lock lost")).context("no line yet")?;
+        ensure!(line.contains(&format!("\"worker.pid\":{}", std::process::id())), "{line}");
+        Ok(log)
+    })
+    .await;
     assert!(!log.contains("lock acquire"), "spans are no log lines: {log}");
     Ok(())
 }

@@ -52,6 +52,9 @@ public final class KindsContract extends Contract {
     public void aFairWaitThatIsInterruptedBlocksNobody() throws Exception {
         second.fair(name).lock();
         var interrupted = start(() -> run(() -> first.fair(name).lockInterruptibly()));
+        try (var redis = new Side.OfRedisson()) {
+            eventually(() -> redis.queueLength(name) == 1);
+        }
         interrupted.untilItWaits();
         interrupted.thread().interrupt();
         fails(InterruptedException.class, interrupted::get);
@@ -186,6 +189,9 @@ public final class KindsContract extends Contract {
             mine().writeLock().lockInterruptibly();
         }));
         try {
+            if (kind == Side.Kind.AGENT) {
+                waiting.get(); // It fails without an interrupt.
+            }
             waiting.untilItWaits();
         } finally {
             waiting.thread().interrupt();

@@ -237,8 +237,8 @@ public final class PlainContract extends Contract {
         fails(InterruptedException.class, waiting::get);
         fails(InterruptedException.class, limited::get);
         other().unlock();
-        eventually(() -> !mine().isLocked());
-        check(mine().tryLock(), "a lock");
+        // An interrupted wait is withdrawn in the background, and may get the lock before that.
+        eventually(() -> mine().tryLock());
         mine().unlock();
     }
 
