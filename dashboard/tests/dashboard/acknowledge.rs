@@ -36,7 +36,7 @@ async fn with_history(server: &RedisServer, folder: &TempDir) -> Dashboard {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_leaves_the_top_is_counted_apart_and_survives_a_restart() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_history(&server, &folder).await;
@@ -88,7 +88,7 @@ async fn it_leaves_the_top_is_counted_apart_and_survives_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_ends_by_its_time_or_when_it_is_taken_back() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
     malformed(&mut redis, "a");
@@ -116,7 +116,7 @@ async fn it_ends_by_its_time_or_when_it_is_taken_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_acknowledgements_are_refused_and_so_are_users_without_the_right() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let file = NamedTempFile::new().unwrap();
     let (anna, looker) = ("5f1c0b6b7d6e4c1f9a2e", "a2e5f1c0b6b7d6e4c1f9");
@@ -162,7 +162,7 @@ async fn invalid_acknowledgements_are_refused_and_so_are_users_without_the_right
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_ends_with_a_problem_that_ends_while_no_dashboard_runs() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_history(&server, &folder).await;

@@ -10,7 +10,8 @@ const TOKEN: &str = "5f1c0b6b7d6e4c1f9a2e";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bundle_has_all_that_a_ticket_needs_and_no_secret() {
-    let (server, folder, file) = (RedisServer::start(), tempdir().unwrap(), NamedTempFile::new());
+    let (server, folder, file) =
+        (RedisServer::start().await, tempdir().unwrap(), NamedTempFile::new());
     let (mut redis, file) = (server.connect(), file.unwrap());
     run::<String>(&mut redis, &["ACL", "SETUSER", "looker", "on", ">sesame", "~*", "&*", "+@all"]);
     std::fs::write(file.path(), format!("{TOKEN},Anna\n")).unwrap();
@@ -70,7 +71,7 @@ async fn a_bundle_has_all_that_a_ticket_needs_and_no_secret() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bundle_without_a_history_says_so() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     take(&mut redis, b"a", HOLDER, 600_000);
     let dashboard = Dashboard::start(&server.url()).await;
@@ -95,7 +96,7 @@ async fn a_bundle_without_a_history_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bundle_of_a_busy_lock_has_the_latest_events() {
-    let (server, folder) = (RedisServer::start(), tempdir().unwrap());
+    let (server, folder) = (RedisServer::start().await, tempdir().unwrap());
     let url = server.url();
     let flags = ["--redis-url", &url, "--history-dir", folder.path().to_str().unwrap()];
     let dashboard = Dashboard::with(&flags).await;

@@ -16,7 +16,7 @@ async fn with_history(server: &RedisServer, folder: &TempDir) -> Dashboard {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ages_and_past_holds_survive_a_restart() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_history(&server, &folder).await;
@@ -92,7 +92,7 @@ async fn ages_and_past_holds_survive_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_whose_name_is_a_blank_has_its_own_history() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_history(&server, &folder).await;
@@ -115,7 +115,7 @@ async fn a_lock_whose_name_is_a_blank_has_its_own_history() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_said_of_the_future() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_history(&server, &folder).await;
@@ -147,7 +147,7 @@ async fn invalid_queries_are_refused_with_a_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn problems_go_on_and_what_ended_meanwhile_is_over() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_history(&server, &folder).await;
@@ -171,7 +171,7 @@ async fn problems_go_on_and_what_ended_meanwhile_is_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_holds_of_an_unknown_client_are_remembered_by_its_field() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     take(&mut redis, b"a", "worker <1>", 600_000);
@@ -201,7 +201,7 @@ async fn the_holds_of_an_unknown_client_are_remembered_by_its_field() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_history_is_kept_and_a_new_one_begins() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_history(&server, &folder).await;
@@ -232,7 +232,7 @@ async fn a_damaged_history_is_kept_and_a_new_one_begins() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_of_a_lock_does_not_need_the_history() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_history(&server, &folder).await;
@@ -253,7 +253,7 @@ async fn the_page_of_a_lock_does_not_need_the_history() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_page_of_the_history_says_so_when_the_history_cannot_be_read() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_history(&server, &folder).await;
     let mut lists = dashboard.events("/live?path=/", &[]).await;

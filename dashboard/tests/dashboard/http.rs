@@ -199,7 +199,7 @@ async fn mistakes_of_the_api_are_problems() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_paged() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     for i in 0..230 {
         take(&mut redis, format!("lock:{i:03}").as_bytes(), HOLDER, 600_000);
@@ -223,7 +223,7 @@ async fn lists_are_paged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_counted_by_property_and_grouped_on_request() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     for name in ["orders:1", "orders:2", "carts:1"] {
         take(&mut redis, name.as_bytes(), HOLDER, 600_000);
@@ -320,7 +320,7 @@ pub(crate) fn required(schemas: &Value, schema: &Value) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_what_the_description_says() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     take(&mut server.connect(), b"a", HOLDER, 600_000);
     let dashboard = Dashboard::start(&server.url()).await;
     let lock = dashboard.lock_when("a", |lock| lock["state"] == "held").await;

@@ -58,7 +58,7 @@ async fn confirm(dashboard: &Dashboard, path: &str, seen: &str, count: &str) -> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_acknowledgement_is_for_all_its_problems() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let history = folder.path().to_str().unwrap();
@@ -88,7 +88,7 @@ async fn one_acknowledgement_is_for_all_its_problems() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_its_locks_are_released_as_they_were_shown_and_no_others() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let flags = ["--redis-url", &server.url(), "--monitor", "off", "--allow-release", "--insecure"];
     let dashboard = Dashboard::with(&flags).await;
@@ -125,7 +125,8 @@ async fn all_its_locks_are_released_as_they_were_shown_and_no_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_red_lock_is_one_incident_that_names_its_servers() {
-    let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
+    let servers =
+        [RedisServer::start().await, RedisServer::start().await, RedisServer::start().await];
     let file = red_group(&servers);
     let flags = ["--config", file.path().to_str().unwrap(), "--allow-release", "--insecure"];
     let dashboard = Dashboard::with(&flags).await;
@@ -164,7 +165,7 @@ async fn a_red_lock_is_one_incident_that_names_its_servers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn its_locks_whose_problem_is_over_are_not_released() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let url = server.url();
     let flags = ["--redis-url", &url, "--monitor", "off", "--allow-release", "--insecure"];
@@ -199,7 +200,7 @@ fn api_of(incident: &Value) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_releases_all_its_locks_as_they_were_offered() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let history = folder.path().to_str().unwrap();
@@ -261,7 +262,7 @@ async fn the_api_releases_all_its_locks_as_they_were_offered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_without_the_right_or_with_several_holders_are_left_out() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let file = NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("{ANNA},anna,release job:*\n")).unwrap();
@@ -306,7 +307,7 @@ async fn locks_without_the_right_or_with_several_holders_are_left_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_right_that_ended_after_the_offer_releases_nothing() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let file = NamedTempFile::new().unwrap();
     let grant = |rights: &str| {
@@ -340,7 +341,7 @@ async fn a_right_that_ended_after_the_offer_releases_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_too_late_or_beyond_the_limit_is_recorded() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let (url, history) = (server.url(), folder.path().to_str().unwrap());

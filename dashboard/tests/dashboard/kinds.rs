@@ -12,7 +12,7 @@ fn ids(list: &Value) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fair_lock_shows_its_queue_with_the_dead_in_it() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     take(&mut redis, b"fair", HOLDER, 600_000);
     queue(&mut redis, "fair", &[(1, -5_000), (2, 300_000), (3, 600_000)]);
@@ -47,7 +47,7 @@ async fn a_fair_lock_shows_its_queue_with_the_dead_in_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_queue_is_counted_and_its_head_shown() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     take(&mut redis, b"fair", HOLDER, 600_000);
     let places: Vec<(u32, i64)> = (0..1_000).map(|n| (n, 300_000)).collect();
@@ -71,7 +71,7 @@ async fn a_long_queue_is_counted_and_its_head_shown() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_live_by_their_markers() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let (alive, gone) = (thread(1), thread(2));
     run::<i64>(&mut redis, &["HSET", "rw", "mode", "read", &alive, "2", &gone, "1"]);
@@ -109,7 +109,7 @@ async fn readers_live_by_their_markers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn markers_of_readers_are_read_while_their_lock_is_gone() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     run::<i64>(&mut redis, &["HSET", "rw", "mode", "read", HOLDER, "1"]);
     run::<i64>(&mut redis, &["PEXPIRE", "rw", "60000"]);
@@ -131,7 +131,7 @@ async fn markers_of_readers_are_read_while_their_lock_is_gone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fenced_lock_shows_its_token() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     run::<i64>(&mut redis, &["INCRBY", "redisson_lock_token:{fenced}", "41"]);
     take(&mut redis, b"fenced", HOLDER, 600_000);
@@ -145,7 +145,7 @@ async fn a_fenced_lock_shows_its_token() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn synchronizers_that_are_no_locks_are_none() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     run::<String>(&mut redis, &["SET", "semaphore", "3"]);
     run::<i64>(&mut redis, &["ZADD", "{permits}:timeout", "1795219200123", "\u{1}\u{2}"]);
@@ -178,7 +178,7 @@ async fn synchronizers_that_are_no_locks_are_none() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_listen_are_waiters_at_least() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     take(&mut redis, b"a", HOLDER, 600_000);
     let dashboard =
@@ -205,7 +205,7 @@ async fn connections_that_listen_are_waiters_at_least() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn owners_that_wait_for_one_another_are_a_deadlock() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let (one, two) = (thread(1), thread(2));
     take(&mut redis, b"a", &one, 600_000);
@@ -230,7 +230,7 @@ async fn owners_that_wait_for_one_another_are_a_deadlock() {
 /// missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_are_shown_without_the_rights_to_read_their_companions() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let user = "ACL SETUSER old on >secret resetkeys %R~* resetchannels &redisson_lock__channel:* &redisson_rwlock:* -@all +ping +info +select +dbsize +client|setname +scan +type +multi +exec +hlen +hrandfield +hstrlen +hmget +pttl +psubscribe";
     run::<String>(&mut redis, &user.split(' ').collect::<Vec<_>>());
@@ -253,7 +253,7 @@ async fn locks_are_shown_without_the_rights_to_read_their_companions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lock_of_an_unknown_client_is_shown_and_counters_are_not() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let uuids = format!("{}:8b2d9f10-0c1d-4e2f-9a3b-4c5d6e7f8091", &HOLDER[..36]);
     take(&mut redis, b"by-scan", &uuids, 600_000);

@@ -15,7 +15,7 @@ fn rows(event: &Event) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_appears_and_goes_on_an_open_page() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
     let mut page = dashboard.events("/live?path=/", &[]).await;
@@ -33,7 +33,7 @@ async fn a_row_appears_and_goes_on_an_open_page() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_has_only_what_its_page_shows() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
     let mut some = dashboard.events("/live?path=%2F%3Ffilter%3Dorders%253A*", &[]).await;
@@ -50,7 +50,7 @@ async fn a_stream_has_only_what_its_page_shows() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn times_to_live_are_kept_fresh_without_new_rows() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     take(&mut server.connect(), b"a", HOLDER, 600_000);
     let dashboard = Dashboard::start(&server.url()).await;
     dashboard.listed_when("", &["a"]).await;
@@ -63,7 +63,7 @@ async fn times_to_live_are_kept_fresh_without_new_rows() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn machines_get_a_snapshot_of_many_locks_in_parts() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     for i in 0..1_200 {
         take(&mut redis, format!("lock:{i}").as_bytes(), HOLDER, 600_000);
@@ -94,7 +94,7 @@ async fn machines_get_a_snapshot_of_many_locks_in_parts() {
 /// With one lock there are few other changes, so those that are kept for clients that reconnect go back for minutes.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_of_the_api_send_changes_and_resume() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
     let mut stream = dashboard.events("/api/v1/stream", &[]).await;
@@ -183,7 +183,7 @@ async fn a_slow_reader_starts_again_with_a_full_picture() {
     const LOCKS: usize = 300;
     /// More changes than are kept for clients that fall behind.
     const MANY: usize = 70;
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let mut churn = redis::pipe();
     for i in 0..LOCKS {

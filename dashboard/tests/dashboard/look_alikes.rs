@@ -19,7 +19,7 @@ fn calls(redis: &mut redis::Connection, command: &str) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn masses_of_look_alikes_hide_no_lock_and_are_not_read_one_by_one() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     for chunk in 0..LOOK_ALIKES / 1_000 {
         let mut pipe = redis::pipe();

@@ -25,7 +25,7 @@ fn has(text: &str, line: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_are_counted_by_group() {
-    let server = RedisServer::start();
+    let mut server = RedisServer::start().await;
     let mut redis = server.connect();
     for i in 0..3 {
         take(&mut redis, format!("orders:{i}").as_bytes(), HOLDER, 600_000);
@@ -37,7 +37,7 @@ async fn locks_are_counted_by_group() {
     // Events are counted a moment after the snapshot that they led to.
     let there = ["kind=\"write\"", "lockscope_dashboard_events_total{"];
     let text = metrics_when(&dashboard, |text| there.iter().all(|part| text.contains(part))).await;
-    let node = format!("127.0.0.1:{}", server.port);
+    let node = format!("127.0.0.1:{}", server.port());
     for line in [
         r#"lockscope_dashboard_locks{deployment="default",kind="lock",lock_group="orders:*"} 3"#,
         r#"lockscope_dashboard_holders{deployment="default",kind="lock",lock_group="orders:*"} 3"#,
@@ -65,17 +65,17 @@ async fn locks_are_counted_by_group() {
     }
     assert!(!text.contains("cart"), "what only looks like a lock is not counted");
     // While Redis is unreachable, the numbers of locks are left out, including the last known ones.
-    server.freeze();
+    server.process().freeze().await.unwrap();
     let down = format!("lockscope_dashboard_redis_up{{deployment=\"default\",node=\"{node}\"}} 0");
     let text = metrics_when(&dashboard, |text| has(text, &down)).await;
     assert!(!text.contains("lockscope_dashboard_locks{"), "{text}");
-    server.thaw();
+    server.process().thaw().unwrap();
     metrics_when(&dashboard, |text| text.contains("lockscope_dashboard_locks{")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_deployments_at_one_address_have_separate_series() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     run::<()>(
         &mut redis,
@@ -83,7 +83,7 @@ async fn two_deployments_at_one_address_have_separate_series() {
     );
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("dashboard.toml");
-    let (url, node) = (server.url(), format!("127.0.0.1:{}", server.port));
+    let (url, node) = (server.url(), format!("127.0.0.1:{}", server.port()));
     let blind = url.replace("redis://", "redis://blind:secret@");
     let rows = format!(
         "[[redis]]\nname = \"a\"\nurl = \"{blind}\"\n[[redis]]\nname = \"b\"\nurl = \"{url}\"\ndb = [1]\n"
@@ -101,7 +101,7 @@ async fn two_deployments_at_one_address_have_separate_series() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_problem_is_counted_and_detected() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     take(&mut redis, b"a", HOLDER, 600_000);
     let dashboard = Dashboard::start(&server.url()).await;
@@ -119,7 +119,7 @@ async fn a_problem_is_counted_and_detected() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_names_stay_within_the_bound_on_series() {
     const NAMES: usize = 10_000;
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let letters = |i: usize| -> String {
         [i / 26 / 26, i / 26, i]

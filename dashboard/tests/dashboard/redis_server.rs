@@ -1,98 +1,40 @@
 //! A redis-server for one test.
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::ops::{Deref, DerefMut};
 
 use redis::{Connection, FromRedisValue, cmd};
 use redisson::script::Call;
-use rustix::process::{Pid, Signal, kill_process};
 use tempfile::NamedTempFile;
 
-use crate::serving::PATIENCE;
-
-/// A Redis server in a separate folder, stopped at the end of the test.
-pub(crate) struct RedisServer {
-    child: Child,
-    pub(crate) port: u16,
-    extra: Vec<String>,
-    folder: tempfile::TempDir,
-}
+/// A redis-server of the harness, with blocking connections.
+pub(crate) struct RedisServer(harness::RedisServer);
 
 impl RedisServer {
-    pub(crate) fn start() -> Self {
-        Self::with(&[])
+    pub(crate) async fn start() -> Self {
+        Self::with(&[]).await
     }
 
-    /// Starts a server with further arguments.
-    pub(crate) fn with(extra: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let extra: Vec<String> = extra.iter().map(|arg| (*arg).to_owned()).collect();
-        for _ in 0..20 {
-            // If another process has the port, the server exits at once, and the loop tries another port.
-            let port = random_port();
-            let mut child = spawn(port, &extra, folder.path());
-            if answers(port, &mut child) {
-                return Self { child, port, extra, folder };
-            }
-        }
-        panic!("no redis-server could be started");
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+    /// Starts a server with further settings.
+    pub(crate) async fn with(settings: &[(&str, &str)]) -> Self {
+        Self(harness::RedisServer::with(settings).await.unwrap())
     }
 
     pub(crate) fn connect(&self) -> Connection {
         redis::Client::open(self.url()).unwrap().get_connection().unwrap()
     }
+}
 
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
+impl Deref for RedisServer {
+    type Target = harness::RedisServer;
 
-    /// Lets the server's attempt to save its data fail. It must have a `save` setting.
-    pub(crate) async fn fail_to_save(&self) {
-        std::fs::create_dir(self.folder.path().join("dump.rdb")).unwrap();
-        let mut connection = self.connect();
-        run::<String>(&mut connection, &["BGSAVE"]);
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        while !run::<String>(&mut connection, &["INFO"]).contains("rdb_last_bgsave_status:err") {
-            assert!(tokio::time::Instant::now() < deadline, "it has saved its data");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    pub(crate) fn freeze(&self) {
-        self.signal(Signal::STOP);
-    }
-
-    pub(crate) fn thaw(&self) {
-        self.signal(Signal::CONT);
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// Restarts the server on its port, without data.
-    pub(crate) fn restart(&mut self) {
-        self.kill();
-        for _ in 0..50 {
-            self.child = spawn(self.port, &self.extra, self.folder.path());
-            if answers(self.port, &mut self.child) {
-                return;
-            }
-        }
-        panic!("redis-server could not be started again");
+    fn deref(&self) -> &Self::Target {
+        &self.0
     }
 }
 
-impl Drop for RedisServer {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
+impl DerefMut for RedisServer {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
     }
 }
 
@@ -102,49 +44,6 @@ pub(crate) fn run<T: FromRedisValue>(connection: &mut Connection, words: &[&str]
         command.arg(word);
     }
     command.query(connection).unwrap()
-}
-
-/// Returns a port outside the range that the kernel uses for outgoing connections.
-fn random_port() -> u16 {
-    let random = RandomState::new().build_hasher().finish() % 20_000;
-    10_000 + u16::try_from(random).unwrap()
-}
-
-fn spawn(port: u16, extra: &[String], folder: &std::path::Path) -> Child {
-    Command::new("redis-server")
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
-        .arg(folder)
-        .args(extra)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("redis-server is installed")
-}
-
-/// Waits until this server answers. Otherwise returns `false`, and the server has ended.
-fn answers(port: u16, child: &mut Child) -> bool {
-    let answers = does_answer(port, child);
-    if !answers {
-        drop(child.kill());
-        drop(child.wait());
-    }
-    answers
-}
-
-fn does_answer(port: u16, child: &mut Child) -> bool {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while tokio::time::Instant::now() < deadline && child.try_wait().unwrap().is_none() {
-        let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
-        if let Ok(mut connection) = client.get_connection_with_timeout(Duration::from_secs(1)) {
-            // A server that requires a password does not report its process id.
-            return match cmd("INFO").arg("server").query::<String>(&mut connection) {
-                Ok(info) => info.contains(&format!("process_id:{}\r\n", child.id())),
-                Err(error) => error.to_string().contains("NOAUTH"),
-            };
-        }
-        std::thread::park_timeout(Duration::from_millis(5));
-    }
-    false
 }
 
 /// A holder in the form that Redisson writes.

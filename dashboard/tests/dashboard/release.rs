@@ -44,7 +44,7 @@ fn seen_in(page: &str) -> Option<&str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_person_releases_what_the_page_shows() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard =
@@ -112,7 +112,7 @@ async fn a_person_releases_what_the_page_shows() {
 /// The proxy replaces the host by its own upstream address, as nginx does by default.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_through_a_proxy_is_recorded_with_the_clients_address() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let folder = tempfile::tempdir().unwrap();
     let dashboard = with_release(
@@ -166,7 +166,7 @@ async fn a_release_through_a_proxy_is_recorded_with_the_clients_address() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_holder_is_never_released() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
     // Each release is requested while the lock keeps passing to other holders. It must end only the hold that was seen.
@@ -208,7 +208,7 @@ async fn a_new_holder_is_never_released() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_holder_a_new_count_or_a_new_lease_is_another_state() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
     let prepare = |redis: &mut redis::Connection, name: &str| {
@@ -243,7 +243,7 @@ async fn a_new_holder_a_new_count_or_a_new_lease_is_another_state() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_reader_and_one_dead_place_go_alone() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
     run::<i64>(&mut redis, &["HSET", "rw", "mode", "read", HOLDER, "1", &thread(9), "1"]);
@@ -316,7 +316,7 @@ async fn offered_while_starving(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_whose_problem_is_over_is_not_released() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let (dashboard, seen) = offered_while_starving(&server, &mut redis).await;
     // The waiter gives up. The hold is as it was offered.
@@ -334,19 +334,19 @@ async fn a_hold_whose_problem_is_over_is_not_released() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_whose_problem_cannot_be_checked_is_not_released() {
-    let server = RedisServer::start();
+    let mut server = RedisServer::start().await;
     let mut redis = server.connect();
     let (dashboard, seen) = offered_while_starving(&server, &mut redis).await;
-    server.freeze();
+    server.process().freeze().await.unwrap();
     let answer = release(&dashboard, "a", &seen, "lock").await;
-    server.thaw();
+    server.process().thaw().unwrap();
     assert_eq!(outcome(&answer), (503, "unsent".to_owned()), "{answer:?}");
     assert!(answer.body.contains("could not be read again"), "{answer:?}");
     assert_eq!(run::<i64>(&mut redis, &["EXISTS", "a"]), 1);
 }
 
 /// Returns the offer of the lock `a`, whose server hangs from then on.
-async fn offered_by_a_hanging_redis(server: &RedisServer, dashboard: &Dashboard) -> Value {
+async fn offered_by_a_hanging_redis(server: &mut RedisServer, dashboard: &Dashboard) -> Value {
     let mut redis = server.connect();
     // The server has cached the script from here on, so a call that is sent while it hangs runs later.
     take(&mut redis, b"first", HOLDER, 600_000);
@@ -354,22 +354,22 @@ async fn offered_by_a_hanging_redis(server: &RedisServer, dashboard: &Dashboard)
     assert_eq!(release(dashboard, "first", &first, "lock").await.status, 200);
     take(&mut redis, b"a", HOLDER, 600_000);
     let seen = look(dashboard, "a").await;
-    server.freeze();
+    server.process().freeze().await.unwrap();
     seen
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
-    let server = RedisServer::start();
+    let mut server = RedisServer::start().await;
     let dashboard = with_release(&server.url(), &[]).await;
-    let seen = offered_by_a_hanging_redis(&server, &dashboard).await;
+    let seen = offered_by_a_hanging_redis(&mut server, &dashboard).await;
     let answer = release(&dashboard, "a", &seen, "lock").await;
     assert_eq!(outcome(&answer), (504, "unknown".to_owned()));
     assert!(answer.json()["detail"].as_str().unwrap().contains("may yet be"), "{answer:?}");
     let path = format!("/release?{}", query("a"));
     let page = dashboard.get(&path).await;
     assert!(page.status == 200 && seen_in(&page.body).is_none(), "nothing to act on: {page:?}");
-    server.thaw();
+    server.process().thaw().unwrap();
     // The release had been sent, so it runs once the server continues: the lock is still as it was seen.
     dashboard.lock_when("a", |lock| lock["state"] == "free").await;
     let lock = dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "forced").await;
@@ -378,7 +378,7 @@ async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_done_to_another_key_or_without_a_server() {
-    let mut server = RedisServer::start();
+    let mut server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
     for name in ["replaced", "kept"] {
@@ -389,7 +389,7 @@ async fn nothing_is_done_to_another_key_or_without_a_server() {
     let answer = release(&dashboard, "replaced", &replaced, "lock").await;
     assert_eq!(outcome(&answer), (409, "no_lock".to_owned()), "{answer:?}");
     assert_eq!(run::<String>(&mut redis, &["GET", "replaced"]), "x");
-    server.kill();
+    server.process().kill().unwrap();
     dashboard.lock_when("kept", |lock| lock["state"] == "unknown").await;
     let answer = release(&dashboard, "kept", &kept, "lock").await;
     assert_eq!(outcome(&answer), (503, "unsent".to_owned()), "{answer:?}");
@@ -404,7 +404,7 @@ async fn nothing_is_done_to_another_key_or_without_a_server() {
 /// A user of Redis 7 has no channels unless it gets some.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_whose_messages_redis_refuses_is_a_release() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
     take(&mut redis, b"a", HOLDER, 600_000);
@@ -418,14 +418,14 @@ async fn a_release_whose_messages_redis_refuses_is_a_release() {
 /// A browser drops the request of a first click when a second one follows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_is_recorded_although_its_visitor_has_disconnected() {
-    let server = RedisServer::start();
+    let mut server = RedisServer::start().await;
     let dashboard = with_release(&server.url(), &[]).await;
-    let seen = offered_by_a_hanging_redis(&server, &dashboard).await;
+    let seen = offered_by_a_hanging_redis(&mut server, &dashboard).await;
     let dropped = release(&dashboard, "a", &seen, "lock");
     assert!(timeout(Duration::from_millis(300), dropped).await.is_err(), "Redis hangs");
     let again = release(&dashboard, "a", &seen, "lock").await;
     assert_eq!(outcome(&again), (504, "unknown".to_owned()), "the outcome of the first request");
-    server.thaw();
+    server.process().thaw().unwrap();
     let lock = dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "forced").await;
     assert!(lock["events"].to_string().contains("the outcome is unknown"), "{lock:#}");
     let metrics = dashboard.get("/metrics").await.body;
@@ -435,7 +435,7 @@ async fn a_release_is_recorded_although_its_visitor_has_disconnected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_a_minute_and_no_more() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
     for i in 0..11 {
@@ -455,7 +455,7 @@ async fn ten_a_minute_and_no_more() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_who_may_and_only_for_themselves() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let file = NamedTempFile::new().unwrap();
     let second = "0b6b7d6e4c1f9a2e5f1c";
@@ -501,7 +501,7 @@ async fn only_who_may_and_only_for_themselves() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_right_for_some_names_is_offered_there_only_and_rejections_are_recorded() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let (file, folder) = (NamedTempFile::new().unwrap(), tempfile::tempdir().unwrap());
     std::fs::write(file.path(), format!("{ANNA},anna,release orders:*+ack orders:*\n")).unwrap();
@@ -551,7 +551,7 @@ async fn a_right_for_some_names_is_offered_there_only_and_rejections_are_recorde
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_is_no_lock_cannot_be_released() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
     run::<String>(&mut redis, &["SET", "text", "x"]);
@@ -574,7 +574,7 @@ async fn a_server_that_cannot_be_read_is_no_free_lock() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_only_its_form_shows_needs_one_more_confirmation() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
     for name in ["by-form", "by-page"] {
@@ -605,14 +605,14 @@ async fn a_lock_that_only_its_form_shows_needs_one_more_confirmation() {
 /// Tests the account that docs/howto/acl.md describes.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_redis_user_for_releases_may_do_little_else() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/acl.md");
     let docs = std::fs::read_to_string(docs).unwrap();
     let user =
         docs.lines().find(|line| line.starts_with("ACL SETUSER lockscope-releaser")).unwrap();
     run::<String>(&mut redis, &user.split(' ').collect::<Vec<_>>());
-    let url = format!("redis://lockscope-releaser:releaser-password@127.0.0.1:{}", server.port);
+    let url = format!("redis://lockscope-releaser:releaser-password@127.0.0.1:{}", server.port());
     let dashboard = with_release(&server.url(), &["--release-redis-url", &url]).await;
     take(&mut redis, b"a", HOLDER, 600_000);
     run::<i64>(

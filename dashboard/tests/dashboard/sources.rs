@@ -16,7 +16,7 @@ const NUMBER: i64 = 1_927_612_615_576_518_676;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_found_followed_and_remembered() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
     dashboard.source_when("channels", "on").await;
@@ -44,7 +44,7 @@ async fn a_lock_is_found_followed_and_remembered() {
 /// A server whose memory is full queues no command of a transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_of_a_full_server_are_found_and_followed() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
     take(&mut redis, b"before", HOLDER, 30_000);
@@ -67,7 +67,7 @@ async fn locks_of_a_full_server_are_found_and_followed() {
 /// An agent publishes the release of a write lock twice, so that no thread of Redisson misses it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_is_published_twice_is_one() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
     let subscribed = async {
@@ -105,7 +105,7 @@ fn told(lock: &Value) -> u64 {
 /// With so many keys and so rare scans, only messages and polls can notice a change.
 #[tokio::test(flavor = "multi_thread")]
 async fn between_passes_known_locks_are_seen_taken_again() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     for i in 0..200_000 / 1000 {
         let mut pipe = redis::pipe();
@@ -137,7 +137,7 @@ async fn between_passes_known_locks_are_seen_taken_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hashes_that_only_look_like_locks_are_listed_separately() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     run::<i64>(&mut redis, &["HSET", "cart", HOLDER, "3"]);
     run::<i64>(&mut redis, &["HSET", "long", HOLDER, &"9".repeat(5_000)]);
@@ -165,7 +165,7 @@ async fn hashes_that_only_look_like_locks_are_listed_separately() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn read_and_write_holds_are_distinguished() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let (one, two) = (thread(1), thread(2));
     run::<i64>(&mut redis, &["HSET", "r", "mode", "read", &one, "1", &two, "2"]);
@@ -183,8 +183,8 @@ async fn read_and_write_holds_are_distinguished() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_cannot_save_is_still_read() {
-    let server = RedisServer::with(&["--save", "3600 1"]);
-    server.fail_to_save().await;
+    let server = RedisServer::with(&[("save", "3600 1")]).await;
+    server.fail_to_save().await.unwrap();
     let dashboard = Dashboard::start(&server.url()).await;
     let first = dashboard.source_when("poll", "on").await["last_success"].clone();
     let is_later = |source: &Value| source["source"] == "poll" && source["last_success"] != first;
@@ -194,16 +194,16 @@ async fn a_server_that_cannot_save_is_still_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_scan_finds_the_locks_of_a_server_that_cannot_save() {
-    let server = RedisServer::with(&["--save", "3600 1"]);
+    let server = RedisServer::with(&[("save", "3600 1")]).await;
     take(&mut server.connect(), b"orders:1", HOLDER, 600_000);
-    server.fail_to_save().await;
+    server.fail_to_save().await.unwrap();
     let dashboard = Dashboard::start(&server.url()).await;
     dashboard.listed_when("", &["orders:1"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn large_hashes_are_counted_and_left() {
-    let server = RedisServer::with(&["--hash-max-listpack-entries", "100000"]);
+    let server = RedisServer::with(&[("hash-max-listpack-entries", "100000")]).await;
     let mut redis = server.connect();
     let fill = |redis: &mut redis::Connection,
                 key: &str,
@@ -245,7 +245,7 @@ async fn large_hashes_are_counted_and_left() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_may_be_any_bytes() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let names: [&[u8]; 7] = [
         b"<script>alert(1)</script>",
@@ -278,7 +278,7 @@ async fn names_may_be_any_bytes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn several_servers_and_databases_are_one_picture() {
-    let (one, two) = (RedisServer::start(), RedisServer::start());
+    let (one, two) = (RedisServer::start().await, RedisServer::start().await);
     let mut redis = one.connect();
     take(&mut redis, b"a", HOLDER, 60_000);
     run::<String>(&mut redis, &["SELECT", "3"]);
@@ -303,7 +303,8 @@ async fn several_servers_and_databases_are_one_picture() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_hangs_delays_no_other_and_red_locks_are_joined() {
-    let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
+    let mut servers =
+        [RedisServer::start().await, RedisServer::start().await, RedisServer::start().await];
     let file = red_group(&servers);
     for server in &servers[..2] {
         take(&mut server.connect(), b"red", HOLDER, 600_000);
@@ -320,7 +321,7 @@ async fn a_server_that_hangs_delays_no_other_and_red_locks_are_joined() {
         let line = format!("lockscope_dashboard_locks{{deployment=\"{deployment}\"");
         assert!(metrics.contains(&line), "{metrics}");
     }
-    servers[0].freeze();
+    servers[0].process().freeze().await.unwrap();
     dashboard.listed_when("filter=state:unknown", &["red"]).await;
     take(&mut servers[2].connect(), b"red", HOLDER, 600_000);
     take(&mut servers[2].connect(), b"other", HOLDER, 600_000);
@@ -329,7 +330,7 @@ async fn a_server_that_hangs_delays_no_other_and_red_locks_are_joined() {
     let one_of_two =
         |lock: &Value| lock["red"]["held"] == json!(["c"]) && lock["red"]["unread"] == json!(["a"]);
     dashboard.json_when(path, one_of_two).await;
-    servers[0].thaw();
+    servers[0].process().thaw().unwrap();
     let both = |lock: &Value| {
         lock["red"]["held"] == json!(["a", "c"]) && lock["red"]["unread"] == json!([])
     };
@@ -340,7 +341,7 @@ async fn a_server_that_hangs_delays_no_other_and_red_locks_are_joined() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn some_names_are_not_looked_at() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     for name in ["orders:1", "orders:2", "cart:1", "other"] {
         take(&mut redis, name.as_bytes(), HOLDER, 60_000);
@@ -358,7 +359,7 @@ async fn some_names_are_not_looked_at() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_tell_who_their_holders_are() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let (told, odd, none) = (NUMBER, NUMBER + 1, NUMBER + 2);
     let other = "00000000-0000-4000-8000-000000000000";
@@ -430,12 +431,12 @@ async fn agents_tell_who_their_holders_are() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_holder_registry_may_be_denied() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let user = ["ACL", "SETUSER", "narrow", "on", ">look", "allchannels", "+@all", "%R~orders:*"];
     run::<String>(&mut redis, &user);
     take(&mut redis, b"orders:1", &format!("{AGENT}:{NUMBER}"), 600_000);
-    let url = format!("redis://narrow:look@127.0.0.1:{}", server.port);
+    let url = format!("redis://narrow:look@127.0.0.1:{}", server.port());
     let dashboard = Dashboard::with(&["--redis-url", &url, "--monitor", "off"]).await;
     let detail = |json: &Value| {
         let sources = json["sources"].as_array().unwrap();
@@ -453,7 +454,7 @@ async fn the_holder_registry_may_be_denied() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn problems_and_owners_are_listed_page_by_page() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let other = HOLDER.replace("285475da", "385475da");
     for (lock, holder) in [("a", HOLDER), ("b", HOLDER), ("c", &*other), ("whole", HOLDER)] {

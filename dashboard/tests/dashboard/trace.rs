@@ -32,7 +32,7 @@ fn words<'a>(trace: &'a Value, member: &str) -> Vec<&'a str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trace_shows_each_step_with_the_lines_behind_it() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     let url = server.url();
     // With these settings the governor never opens MONITOR by itself.
@@ -84,7 +84,7 @@ async fn a_trace_shows_each_step_with_the_lines_behind_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trace_needs_the_right_to_watch_and_a_lock() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let tokens = "looking-token-0123456789,robot,look\nwatching-token-0123456789,anna,watch\n";
     std::io::Write::write_all(&mut file, tokens.as_bytes()).unwrap();

@@ -66,11 +66,11 @@ fn state(lock: &Value) -> &str {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_server_freezes_the_picture() {
-    let server = RedisServer::start();
+    let mut server = RedisServer::start().await;
     take(&mut server.connect(), b"orders:1", HOLDER, 600_000);
     let dashboard = Dashboard::start(&server.url()).await;
     dashboard.listed_when("", &["orders:1"]).await;
-    server.freeze();
+    server.process().freeze().await.unwrap();
     dashboard.listed_when("filter=state:unknown", &["orders:1"]).await;
     dashboard.source_when("poll", "down").await;
     dashboard.listed_when("", &["orders:1"]).await;
@@ -79,7 +79,7 @@ async fn a_frozen_server_freezes_the_picture() {
     for path in ["/", "/lock?name=orders:1", "/sources", "/readyz", "/healthz"] {
         assert_eq!(dashboard.get(path).await.status, 200, "{path}");
     }
-    server.thaw();
+    server.process().thaw().unwrap();
     dashboard.lock_when("orders:1", |lock| state(lock) == "held").await;
     dashboard.source_when("poll", "on").await;
     dashboard.source_when("channels", "on").await;
@@ -88,13 +88,13 @@ async fn a_frozen_server_freezes_the_picture() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_restarted_empty_is_one_notice() {
-    let mut server = RedisServer::start();
+    let mut server = RedisServer::start().await;
     let names: Vec<String> = (0..50).map(|i| format!("orders:{i}")).collect();
     let mut redis = server.connect();
     names.iter().for_each(|name| take(&mut redis, name.as_bytes(), HOLDER, 600_000));
     let dashboard = Dashboard::start(&server.url()).await;
     dashboard.json_when("/api/v1/locks", |json| json["total"] == 50).await;
-    server.restart();
+    server.restart().await.unwrap();
     take(&mut server.connect(), b"fresh", HOLDER, 600_000);
     dashboard.listed_when("", &["fresh"]).await;
     let notices = dashboard.json_when("/api/v1/sources", |s| s["notices"] != json!([])).await;
@@ -117,25 +117,25 @@ async fn without_a_server_the_pages_say_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_password_is_reported_and_a_right_one_works() {
-    let server = RedisServer::with(&["--requirepass", "right"]);
-    let wrong = format!("redis://:hunter2@127.0.0.1:{}", server.port);
+    let server = RedisServer::with(&[("requirepass", "right")]).await;
+    let wrong = format!("redis://:hunter2@127.0.0.1:{}", server.port());
     let dashboard = Dashboard::start(&wrong).await;
     let refused =
         |json: &Value| json["servers"][0]["down"]["reason"].to_string().contains("WRONGPASS");
     let sources = dashboard.json_when("/api/v1/sources", refused).await;
     assert!(!sources.to_string().contains("hunter2"), "{sources}");
     assert!(!dashboard.get("/sources").await.body.contains("hunter2"));
-    let right = format!("redis://:right@127.0.0.1:{}", server.port);
+    let right = format!("redis://:right@127.0.0.1:{}", server.port());
     Dashboard::start(&right).await.source_when("scan", "on").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_observers_account_is_enough() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     run::<String>(&mut redis, &OBSERVER);
     take(&mut redis, b"orders:1", HOLDER, 600_000);
-    let url = format!("redis://observer:look@127.0.0.1:{}", server.port);
+    let url = format!("redis://observer:look@127.0.0.1:{}", server.port());
     let dashboard = Dashboard::with(&["--redis-url", &url, "--monitor", "off"]).await;
     dashboard.listed_when("", &["orders:1"]).await;
     for source in ["scan", "channels", "subscribers", "poll", "identity"] {
@@ -159,12 +159,12 @@ fn denied(log: &redis::Value) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_rights_are_reported() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     run::<String>(&mut redis, &OBSERVER);
     run::<String>(&mut redis, &["ACL", "SETUSER", "observer", "resetchannels", "-scan"]);
     take(&mut redis, b"orders:1", HOLDER, 600_000);
-    let url = format!("redis://observer:look@127.0.0.1:{}", server.port);
+    let url = format!("redis://observer:look@127.0.0.1:{}", server.port());
     let dashboard = Dashboard::start(&url).await;
     let scan = dashboard.source_when("scan", "denied").await;
     assert!(scan["detail"].as_str().unwrap().contains("scan"), "{scan}");
@@ -185,14 +185,14 @@ async fn missing_rights_are_reported() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_that_may_not_be_read_do_not_hide_the_others() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     run::<String>(&mut redis, &OBSERVER);
     let narrow = ["ACL", "SETUSER", "observer", "resetkeys", "%R~orders:*"];
     run::<String>(&mut redis, &narrow);
     take(&mut redis, b"orders:1", HOLDER, 600_000);
     take(&mut redis, b"secret:1", HOLDER, 600_000);
-    let url = format!("redis://observer:look@127.0.0.1:{}", server.port);
+    let url = format!("redis://observer:look@127.0.0.1:{}", server.port());
     let dashboard = Dashboard::start(&url).await;
     dashboard.listed_when("", &["orders:1"]).await;
     dashboard.source_when("scan", "on").await;
@@ -251,7 +251,7 @@ fn pause(duration: Duration) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_that_vanish_between_two_reads_do_no_harm() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     take(&mut server.connect(), b"steady", HOLDER, 600_000);
     let mut i = 0_u64;
     let _busy = Busy::start(&server, move |redis| {
@@ -285,7 +285,7 @@ async fn keys_that_vanish_between_two_reads_do_no_harm() {
 async fn a_renewed_lock_that_never_moves_is_stuck() {
     // Long enough that a host that stops for some seconds loses no lock.
     const LEASE_MS: u64 = 18_000;
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     for name in ["held", "leader:1", "fixed"] {
         take(&mut server.connect(), name.as_bytes(), HOLDER, LEASE_MS);
     }
@@ -326,7 +326,7 @@ async fn a_renewed_lock_that_never_moves_is_stuck() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_lost_its_time_to_live_is_leaked() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     take(&mut redis, b"a", HOLDER, 60_000);
     let dashboard = Dashboard::start(&server.url()).await;

@@ -66,7 +66,7 @@ async fn an_unchanged_server_is_not_reported() {
 
 #[tokio::test]
 async fn a_link_for_writes_leaves_a_replica_and_comes_back_to_a_master() {
-    let server = Server::start(&["--replicaof", "127.0.0.1 1"]).await;
+    let server = Server::start(&[("replicaof", "127.0.0.1 1")]).await;
     let shutdown = Shutdown::new();
     let link = checking(&server, true, &shutdown);
     down(&link, "is a replica, which takes no writes").await;

@@ -17,7 +17,7 @@ fn text(text: &str) -> Value {
 #[tokio::test]
 async fn a_link_connects_and_reports_the_server() {
     let server =
-        Server::start(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]).await;
+        Server::start(&[("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")]).await;
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
     let info = up(&link).await;
@@ -107,8 +107,8 @@ async fn a_user_without_info_still_gets_a_link() {
 
 #[tokio::test]
 async fn a_server_that_cannot_save_still_gets_a_link() {
-    let server = Server::start(&["--save", "3600 1"]).await;
-    server.fail_to_save().await;
+    let server = Server::start(&[("save", "3600 1")]).await;
+    server.fail_to_save().await.unwrap();
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
     up(&link).await;
@@ -119,7 +119,7 @@ async fn a_server_that_cannot_save_still_gets_a_link() {
 
 #[tokio::test]
 async fn a_server_with_too_many_clients_is_named_as_such() {
-    let server = Server::start(&["--maxclients", "2"]).await;
+    let server = Server::start(&[("maxclients", "2")]).await;
     let shutdown = Shutdown::new();
     let first = patient_link(&server.url(), &shutdown);
     up(&first).await;
@@ -174,9 +174,9 @@ async fn scripts_are_loaded_on_every_connect() {
     let exists = cmd("SCRIPT").arg("EXISTS").arg(SCRIPT_SHA).to_owned();
     up(&link).await;
     assert_eq!(link.call(exists.clone()).await, Ok(Value::Array(vec![Value::Int(1)])));
-    server.kill();
+    server.process().kill().unwrap();
     down(&link, "").await;
-    server.start_again().await;
+    server.restart().await.unwrap();
     up(&link).await;
     assert_eq!(link.call(exists).await, Ok(Value::Array(vec![Value::Int(1)])));
 }

@@ -24,14 +24,14 @@ fn reason_of(error: &CallError) -> &str {
 
 #[tokio::test]
 async fn a_frozen_server_is_noticed_by_an_idle_link() {
-    let server = Server::start(&[]).await;
+    let mut server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let link = start(&server.url(), &shutdown);
     up(&link).await;
-    server.freeze();
+    server.process().freeze().await.unwrap();
     down(&link, "no reply within 300ms").await;
     let before = link.state().borrow().generation;
-    server.thaw();
+    server.process().thaw().unwrap();
     up(&link).await;
     assert!(link.state().borrow().generation > before);
     // The short limit may end that connection, too.
@@ -41,13 +41,17 @@ async fn a_frozen_server_is_noticed_by_an_idle_link() {
 
 #[tokio::test]
 async fn with_a_frozen_server_all_calls_in_flight_end_as_lost() {
-    let server = Server::start(&[]).await;
+    let mut server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
-    // There is no heartbeat in time: the calls themselves must notice.
-    let options = LinkOptions { heartbeat: DEADLINE, ..link_options() };
+    // There is no heartbeat in time: the calls themselves must notice, and all are sent before the first one does.
+    let options = LinkOptions {
+        heartbeat: DEADLINE,
+        response_timeout: Duration::from_secs(3),
+        ..link_options()
+    };
     let link = Link::start(target(&server.url()), options, &shutdown);
     up(&link).await;
-    server.freeze();
+    server.process().freeze().await.unwrap();
     let calls: Vec<_> = (0..100)
         .map(|_| {
             let link = link.clone();
@@ -57,20 +61,20 @@ async fn with_a_frozen_server_all_calls_in_flight_end_as_lost() {
     for call in calls {
         let error = in_time("the call ends", call).await.unwrap().unwrap_err();
         assert!(error.is_lost(), "{error}");
-        assert_eq!(reason_of(&error), "no reply within 300ms");
+        assert_eq!(reason_of(&error), "no reply within 3s");
     }
     // The lost calls have closed the connection.
     let status = link.state().borrow().status.clone();
     assert!(matches!(status, LinkStatus::Down { .. }), "{status:?}");
     let error = link.call(cmd("PING")).await.unwrap_err();
     assert!(matches!(error, CallError::Unsent { .. }), "{error}");
-    server.thaw();
+    server.process().thaw().unwrap();
     up(&link).await;
 }
 
 #[tokio::test]
 async fn the_first_call_that_times_out_ends_the_younger_ones_too() {
-    let server = Server::start(&[]).await;
+    let mut server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let options = LinkOptions {
         heartbeat: DEADLINE,
@@ -79,7 +83,7 @@ async fn the_first_call_that_times_out_ends_the_younger_ones_too() {
     };
     let link = Link::start(target(&server.url()), options, &shutdown);
     up(&link).await;
-    server.freeze();
+    server.process().freeze().await.unwrap();
     let end_of = async |link: Link| {
         assert!(link.call(cmd("PING")).await.unwrap_err().is_lost());
         Instant::now()
@@ -93,7 +97,7 @@ async fn the_first_call_that_times_out_ends_the_younger_ones_too() {
     // With a timeout of its own, each would end as late as it began.
     let apart = old.max(young) - old.min(young);
     assert!(apart < Duration::from_secs(1), "{apart:?}");
-    server.thaw();
+    server.process().thaw().unwrap();
 }
 
 #[tokio::test]
@@ -102,11 +106,11 @@ async fn a_killed_server_is_noticed_and_its_successor_is_distinguished() {
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
     let first = up(&link).await;
-    server.kill();
+    server.process().kill().unwrap();
     down(&link, "cannot reach 127.0.0.1:").await;
     let error = link.call(cmd("PING")).await.unwrap_err();
     assert!(matches!(error, CallError::Unsent { .. }), "{error}");
-    server.start_again().await;
+    server.restart().await.unwrap();
     let second = up(&link).await;
     assert_ne!(first.run_id, second.run_id);
     assert!(second.connected_at_micros > first.connected_at_micros);
@@ -116,11 +120,11 @@ async fn a_killed_server_is_noticed_and_its_successor_is_distinguished() {
 #[tokio::test]
 async fn a_link_may_be_started_before_its_server() {
     let mut server = Server::start(&[]).await;
-    server.kill();
+    server.process().kill().unwrap();
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
     down(&link, "Connection refused").await;
-    server.start_again().await;
+    server.restart().await.unwrap();
     up(&link).await;
 }
 
@@ -202,7 +206,7 @@ async fn after_a_lost_call_the_next_connection_is_a_new_one() {
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
     up(&link).await;
-    server.kill();
+    server.process().kill().unwrap();
     // Yields only when the link makes it wait, as a caller in a hurry would.
     let hurry = async {
         loop {
@@ -212,7 +216,9 @@ async fn after_a_lost_call_the_next_connection_is_a_new_one() {
             }
         }
     };
-    let (answer, ()) = in_time("both", async { tokio::join!(hurry, server.start_again()) }).await;
+    let (answer, restarted) =
+        in_time("both", async { tokio::join!(hurry, server.restart()) }).await;
+    restarted.unwrap();
     assert_eq!(answer, Value::SimpleString("PONG".to_owned()));
 }
 

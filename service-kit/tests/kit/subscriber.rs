@@ -1,11 +1,14 @@
 //! Tests of pub/sub that stays subscribed.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use service_kit::redis::{PubSubEvent, Subscriber, SubscriberOptions};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc::Receiver;
+use tokio::time::Instant;
 
 use crate::proxy::Proxy;
 use crate::server::Server;
@@ -170,9 +173,13 @@ async fn no_subscription_is_lost_in_a_churn_with_broken_connections() {
     let all = channels(1000);
     let (subscriber, some) = (listener.subscriber.clone(), all.clone());
     let kill = || server.ask::<u32>(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    let enough = Arc::new(AtomicBool::new(false));
+    let may_end = Arc::clone(&enough);
     let churn = tokio::spawn(async move {
         let mut random = 1_u32;
-        for _ in 0..200 {
+        let mut rounds = 0;
+        while rounds < 200 || !may_end.load(Ordering::Relaxed) {
+            rounds += 1;
             for _ in 0..100 {
                 random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let channel = some[(random >> 16) as usize % some.len()].clone();
@@ -187,10 +194,14 @@ async fn no_subscription_is_lost_in_a_churn_with_broken_connections() {
     });
     let mut reported: HashMap<Vec<u8>, u32> = HashMap::new();
     let mut kills = 0;
+    let deadline = Instant::now() + DEADLINE;
     while !churn.is_finished() {
+        assert!(Instant::now() < deadline, "{kills} kills, {} channels reported", reported.len());
+        // Each kill needs a connection that is up again.
         if kills < 3 {
             kills += kill();
         }
+        enough.store(kills >= 3 && reported.len() > 500, Ordering::Relaxed);
         let event = tokio::time::timeout(Duration::from_millis(1), listener.next()).await;
         if let Ok(PubSubEvent::Subscribed(channel)) = event {
             *reported.entry(channel).or_default() += 1;
@@ -208,29 +219,28 @@ async fn no_subscription_is_lost_in_a_churn_with_broken_connections() {
         server.ask::<BTreeSet<String>>(&["PUBSUB", "CHANNELS"]) == expected
     })
     .await;
-    assert!(reported.len() > 500, "{} channels were reported meanwhile", reported.len());
 }
 
 #[tokio::test]
 async fn a_frozen_server_is_noticed_by_an_idle_subscriber() {
-    let server = Server::start(&[]).await;
+    let mut server = Server::start(&[]).await;
     let mut listener = Listener::start(&server.url());
     listener.subscriber.subscribe([b"a".to_vec()]);
     listener.subscribed(&[b"a".to_vec()]).await;
-    server.freeze();
+    server.process().freeze().await.unwrap();
     let down = listener.until(|event| matches!(event, PubSubEvent::Down { .. })).await;
     assert_eq!(down, PubSubEvent::Down { reason: "no reply within 300ms".to_owned() });
-    server.thaw();
+    server.process().thaw().unwrap();
     listener.until(|event| matches!(event, PubSubEvent::Up)).await;
     listener.subscribed(&[b"a".to_vec()]).await;
 }
 
 #[tokio::test]
 async fn a_frozen_server_is_noticed_during_a_steady_flow_of_subscriptions() {
-    let server = Server::start(&[]).await;
+    let mut server = Server::start(&[]).await;
     let mut listener = Listener::start(&server.url());
     listener.until(|event| matches!(event, PubSubEvent::Up)).await;
-    server.freeze();
+    server.process().freeze().await.unwrap();
     let subscriber = listener.subscriber.clone();
     let wishing = tokio::spawn(async move {
         for n in 0_u32.. {
@@ -240,7 +250,7 @@ async fn a_frozen_server_is_noticed_during_a_steady_flow_of_subscriptions() {
     });
     listener.until(|event| matches!(event, PubSubEvent::Down { .. })).await;
     wishing.abort();
-    server.thaw();
+    server.process().thaw().unwrap();
 }
 
 #[tokio::test]

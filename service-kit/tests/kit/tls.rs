@@ -38,20 +38,14 @@ impl Certificates {
     async fn server(&self) -> Server {
         let path = |name: &str| self.path(name).to_str().unwrap().to_owned();
         let (cert, key, ca) = (path("server.pem"), path("server.key"), path("ca.pem"));
-        // The later --port replaces the one without TLS.
+        // The later `port` replaces the one without TLS.
         Server::start(&[
-            "--port",
-            "0",
-            "--tls-port",
-            "FREE_PORT",
-            "--tls-auth-clients",
-            "no",
-            "--tls-cert-file",
-            &cert,
-            "--tls-key-file",
-            &key,
-            "--tls-ca-cert-file",
-            &ca,
+            ("port", "0"),
+            ("tls-port", "FREE_PORT"),
+            ("tls-auth-clients", "no"),
+            ("tls-cert-file", &cert),
+            ("tls-key-file", &key),
+            ("tls-ca-cert-file", &ca),
         ])
         .await
     }

@@ -53,7 +53,7 @@ fn name_query(name: &[u8]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn text_of_other_clients_is_never_html() {
-    let server = RedisServer::start();
+    let server = RedisServer::start().await;
     let mut redis = server.connect();
     plant(&mut redis);
     let folder = tempfile::tempdir().unwrap();
