@@ -14,12 +14,15 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use redisson::Moment;
+pub use redisson::millis;
 use serde::{Serialize, Serializer};
 use service_kit::clock;
 use utoipa::openapi::schema::{KnownFormat, Object, ObjectBuilder, SchemaFormat, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
+/// The length of a day, in milliseconds.
+pub const DAY_MS: u64 = 24 * 3_600_000;
 /// The smallest difference, in milliseconds, that counts as a change of the wall clock. Displayed instants are off by no
 /// more than this.
 const SMALLEST_STEP: u64 = 500;
@@ -52,12 +55,6 @@ pub struct Time {
 #[must_use]
 pub fn now() -> Moment {
     Moment::from_micros(clock::boot_micros())
-}
-
-/// Returns a duration in whole milliseconds.
-#[must_use]
-pub fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Time {

@@ -32,6 +32,12 @@ impl Moment {
         self.micros_plus_one.get() - 1
     }
 
+    /// Returns the nanoseconds since the clock's origin.
+    #[must_use]
+    pub fn as_nanos(self) -> u64 {
+        self.as_micros().saturating_mul(1_000)
+    }
+
     /// Returns the time since `earlier`, or zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
@@ -50,6 +56,12 @@ impl fmt::Debug for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Moment").field(&self.as_micros()).finish()
     }
+}
+
+/// Returns a duration in whole milliseconds.
+#[must_use]
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn micros(duration: Duration) -> u64 {
@@ -87,7 +99,7 @@ impl Lease {
     pub fn new(duration: Duration) -> Option<Self> {
         (Self::MIN..=Self::MAX)
             .contains(&duration)
-            .then(|| Self(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(0))))
+            .then(|| Self(Duration::from_millis(millis(duration))))
     }
 
     /// Returns the shortest lease that keeps a hold valid for `validity` ([`Self::valid_until`]), limited to [`Self::MAX`];
@@ -107,7 +119,7 @@ impl Lease {
     /// Returns the length in milliseconds, as Redis takes it.
     #[must_use]
     pub fn millis(self) -> u64 {
-        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+        millis(self.0)
     }
 
     /// Returns the instant until which a hold is valid if a script sent at `sent` set its lease, provided that Redis keeps

@@ -23,6 +23,6 @@ pub mod slot;
 pub use group::Grouping;
 pub use holder::{ClientId, HolderId};
 pub use kind::{Family, Kind};
-pub use lease::{Lease, Moment};
+pub use lease::{Lease, Moment, millis};
 pub use name::LockName;
 pub use slot::slot;

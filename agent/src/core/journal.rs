@@ -4,12 +4,11 @@
 
 use std::collections::VecDeque;
 
-use redisson::{Kind, LockName, Moment};
+use redisson::{Kind, LockName, Moment, millis};
 
 use crate::collections::HashSet;
 use crate::core::ids::OpId;
 use crate::core::lease::hold::{Hold, LeaseMode};
-use crate::core::units::millis;
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::types::{ConnectionId, Number};
@@ -192,8 +191,8 @@ impl Core {
         let mut known = std::mem::take(&mut self.journal.numbers);
         for hold in known.iter().filter_map(|number| self.leases.get(*number)) {
             records.extend(self.hold_record(hold));
-            if let Some(kept_back) = &hold.kept_back {
-                let until = kept_back.until;
+            if let Some(delayed) = &hold.delayed {
+                let until = delayed.until;
                 records.push(Record::orphan(hold.number, &hold.name, hold.kind, until));
             }
         }

@@ -36,7 +36,6 @@ mod spans;
 #[cfg(test)]
 mod tests;
 mod timer;
-mod units;
 
 use std::collections::VecDeque;
 
@@ -154,7 +153,7 @@ impl Core {
     pub fn gauges(&self) -> Gauges {
         Gauges {
             jeopardy_holds: self.leases.in_jeopardy(),
-            delayed_holds: self.leases.kept_back(),
+            delayed_holds: self.leases.delayed(),
             subscriptions: self.locks.subscriptions(),
             sessions: self.sessions.connected(),
             away_sessions: self.sessions.away(),

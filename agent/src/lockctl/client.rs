@@ -10,6 +10,7 @@ use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, IntoConnectionInfo as _, ProtocolVersion, PushInfo,
     PushKind, RedisError, Value,
 };
+use redisson::millis;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -190,7 +191,7 @@ impl Agent {
         let mut session = redis::cmd("SESSION");
         session.arg("PUSH").arg("on").arg("DEADLINES").arg("on");
         if let Some(grace) = grace {
-            session.arg("GRACE").arg(duration::as_millis(grace));
+            session.arg("GRACE").arg(millis(grace));
         }
         self.call(&session).await
     }

@@ -31,10 +31,6 @@ pub(crate) fn format(duration: Duration) -> String {
     }
 }
 
-pub(crate) fn as_millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// Returns whole microseconds, small enough to be added to a time.
 pub(crate) fn as_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX / 2)

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
+use redisson::millis;
 use serde_json::Value;
 use service_kit::http::HttpClient;
 use thiserror::Error;
@@ -16,7 +17,6 @@ use tokio::time::{Instant, sleep};
 
 use crate::cli::TailArgs;
 use crate::columns::padded;
-use crate::duration::as_millis;
 use crate::exit::Exit;
 use crate::output::{notice, print};
 use crate::reply::printable;
@@ -156,7 +156,7 @@ impl Dashboard {
             self.call(Method::POST, "").await?;
             *requested = Some(Instant::now());
         }
-        let wait = as_millis(end.saturating_duration_since(Instant::now())).min(WAIT_MS);
+        let wait = millis(end.saturating_duration_since(Instant::now())).min(WAIT_MS);
         self.call(Method::GET, &format!("&from={next}&wait={wait}")).await
     }
 

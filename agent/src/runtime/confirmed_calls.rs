@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Pipeline, Value as RedisValue, cmd};
+use redisson::millis;
 use redisson::script::Call;
 use service_kit::redis::{CallError, Endpoint, Link, LinkOptions, LinkState, ServerError, eval};
 use service_kit::shutdown::Shutdown;
@@ -226,8 +227,7 @@ impl Sender {
                 }
                 pipeline.add_command(verb(call));
             }
-            let millis =
-                u64::try_from(self.replicas.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
+            let millis = millis(self.replicas.timeout).max(1);
             pipeline.cmd("WAIT").arg(self.replicas.wanted).arg(millis);
             let mut replies = match self.link.pipeline(pipeline).await {
                 Ok(replies) => replies.into_iter(),

@@ -4,7 +4,7 @@ use redisson::{ClientId, Moment};
 use service_kit::clock::boot_micros;
 use tokio::sync::watch;
 
-use crate::protocol::command::{error, shown};
+use crate::protocol::command::{error, shown, upper};
 use crate::protocol::resp::{Args, Frame, Outgoing, Protocol};
 use crate::types::Status;
 
@@ -67,7 +67,7 @@ pub fn reply(
     connection: ConnectionInfo,
     agent: &AgentInfo,
 ) -> Option<HandshakeReply> {
-    let word = args.get(0)?.to_ascii_uppercase();
+    let word = upper(args.get(0)?);
     let frame = match word.as_slice() {
         b"PING" => match args.len() {
             1 => Frame::Simple("PONG"),
@@ -133,7 +133,7 @@ fn hello(args: Args<'_>, state: &mut ClientState, connection: ConnectionInfo) ->
     let mut name = None;
     let mut at = 2;
     while let Some(option) = args.get(at) {
-        match option.to_ascii_uppercase().as_slice() {
+        match upper(option).as_slice() {
             b"AUTH" if args.len() > at + 2 => at += 3,
             b"SETNAME" if args.len() > at + 1 => {
                 match client_name(args.get(at + 1).unwrap_or_default()) {
@@ -191,7 +191,7 @@ fn client_command(
     connection: ConnectionInfo,
 ) -> HandshakeReply {
     let word = args.get(1).unwrap_or_default();
-    let frame = match (word.to_ascii_uppercase().as_slice(), args.len()) {
+    let frame = match (upper(word).as_slice(), args.len()) {
         (b"SETNAME", 3) => match client_name(args.get(2).unwrap_or_default()) {
             Ok(name) => {
                 state.name = name;
@@ -246,7 +246,7 @@ fn client_line(state: &ClientState, connection: ConnectionInfo) -> String {
 /// Describes no commands, so that tools send them as typed.
 fn command(args: Args<'_>) -> Frame {
     let word = args.get(1).unwrap_or_default();
-    match word.to_ascii_uppercase().as_slice() {
+    match upper(word).as_slice() {
         b"" | b"INFO" | b"LIST" => Frame::Array(Vec::new()),
         b"DOCS" => Frame::Map(Vec::new()),
         b"COUNT" => Frame::Int(0),

@@ -72,7 +72,7 @@ impl Core {
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         let lag = hold.lease.safety_margin() + EXPIRY_SLACK;
         // The end of a dead worker's hold is not a loss.
-        if hold.kept_back.is_none() || !end.is_loss() {
+        if hold.delayed.is_none() || !end.is_loss() {
             let trace = hold.trace().to_owned();
             self.report_loss(owner, &name, kind, number, trace, end);
         }

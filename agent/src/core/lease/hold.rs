@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::MissingMarkers;
-use redisson::{Kind, Lease, LockName, Moment};
+use redisson::{Kind, Lease, LockName, Moment, millis};
 use tracing::Span;
 
 use crate::core::ids::{HoldIndex, OpId, Owner, ReplyTo};
@@ -15,7 +15,6 @@ use crate::core::ops::verb::{Change, HoldUpdate, RenewalForm};
 use crate::core::session::event::Validity;
 use crate::core::session::reply::Grant;
 use crate::core::timer::Timers;
-use crate::core::units::millis;
 use crate::types::{Number, Peer, SessionId};
 
 /// The time within which a renewal writes a new count to Redis. Only readers of the hash see the delay. Many changes
@@ -24,7 +23,7 @@ const COUNT_TOLD_WITHIN: Duration = Duration::from_millis(100);
 
 /// A hold whose worker is dead and which no one else may acquire yet. The watchdog renews it.
 #[derive(Debug)]
-pub(in crate::core) struct KeptBack {
+pub(in crate::core) struct Delayed {
     pub(in crate::core) until: Moment,
     /// The dead worker's session.
     pub(in crate::core) session: SessionId,
@@ -58,7 +57,7 @@ pub(in crate::core) struct Hold {
     /// An EXTEND that waits until Redis has it.
     pub(in crate::core) extend: Option<Box<HoldUpdate>>,
     /// Its worker is dead: it is kept from others for a while.
-    pub(in crate::core) kept_back: Option<Box<KeptBack>>,
+    pub(in crate::core) delayed: Option<Box<Delayed>>,
     /// The hold count, as the owner knows it.
     pub(in crate::core) count: u32,
     /// Consecutive failed renewals.
@@ -138,7 +137,7 @@ impl Hold {
             armed: Moment::NEVER,
             forced_claim: None,
             extend: None,
-            kept_back: None,
+            delayed: None,
             count: new.count,
             failures: 0,
             kind: new.kind,
@@ -266,9 +265,9 @@ impl Hold {
         if self.mode == LeaseMode::Fixed {
             return self.valid_until.min(renew);
         }
-        if let Some(kept_back) = &self.kept_back {
+        if let Some(delayed) = &self.delayed {
             // There is nobody to notify in time.
-            return renew.min(self.valid_until).min(kept_back.until);
+            return renew.min(self.valid_until).min(delayed.until);
         }
         let lost = lease.lost_at(self.valid_until, margin);
         let warn = if self.jeopardy { Moment::NEVER } else { lease.at_risk_at(self.valid_until) };

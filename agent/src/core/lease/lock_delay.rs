@@ -1,22 +1,22 @@
-//! The lock delay: locks of dead workers are kept back for a while (`--lock-delay`). Requests that a worker sent before
-//! it died may still be on their way to a resource that cannot check a token.
+//! The lock delay: locks of dead workers are kept from others for a while (`--lock-delay`). Requests that a worker sent
+//! before it died may still be on their way to a resource that cannot check a token.
 
 use redisson::Moment;
 
 use crate::core::Core;
-use crate::core::lease::hold::KeptBack;
+use crate::core::lease::hold::Delayed;
 use crate::core::report::list::client_name;
 use crate::core::session::state::Session;
 use crate::types::Number;
 
 impl Core {
     /// Returns the end of the lock delay of a worker that disconnected at that instant.
-    pub(in crate::core) fn kept_back_until(&self, gone: Moment) -> Moment {
+    pub(in crate::core) fn delayed_until(&self, gone: Moment) -> Moment {
         gone + self.settings.lock_delay
     }
 
     /// Keeps one of a dead worker's holds until that instant.
-    pub(in crate::core) fn keep_back(&mut self, number: Number, session: &Session, until: Moment) {
+    pub(in crate::core) fn delay(&mut self, number: Number, session: &Session, until: Moment) {
         // The worker's pending update no longer matters; an EXTEND could even end the hold before its time.
         self.leases.take_waiting_extend(number);
         let update = self.leases.take_update(number);
@@ -24,8 +24,8 @@ impl Core {
             self.on_update_failed(&update);
         }
         let (peer, client) = (session.peer.clone(), client_name(session));
-        let kept_back = KeptBack { until, session: session.id, peer, client };
-        self.leases.keep_back(number, kept_back, self.now);
+        let delayed = Delayed { until, session: session.id, peer, client };
+        self.leases.delay(number, delayed, self.now);
         if let Some(hold) = self.leases.get(number) {
             let (name, kind) = (hold.name.clone(), hold.kind);
             self.journal_orphan(number, &name, kind, until);

@@ -24,7 +24,7 @@ use crate::core::ops::verb::{Change, HoldUpdate, Renewal, RenewalForm};
 use crate::core::session::event::Validity;
 use crate::core::timer::Timers;
 use crate::types::{ConnectionId, End, Number};
-use hold::{Hold, KeptBack, LeaseMode, NewHold};
+use hold::{Delayed, Hold, LeaseMode, NewHold};
 use holds::Holds;
 use lease_terms::LeaseTerms;
 
@@ -38,7 +38,7 @@ pub(in crate::core) struct LeaseTable {
     holds: Holds,
     timers: Timers<HoldIndex>,
     in_jeopardy: usize,
-    kept_back: usize,
+    delayed: usize,
 }
 
 /// Returns the time after which a renewal that too few replicas confirmed is repeated: four times as often as others, so
@@ -82,7 +82,7 @@ impl LeaseTable {
             holds: Holds::default(),
             timers: Timers::default(),
             in_jeopardy: 0,
-            kept_back: 0,
+            delayed: 0,
         }
     }
 
@@ -116,8 +116,8 @@ impl LeaseTable {
     }
 
     /// Returns the number of holds that the lock delay keeps.
-    pub(in crate::core) fn kept_back(&self) -> usize {
-        self.kept_back
+    pub(in crate::core) fn delayed(&self) -> usize {
+        self.delayed
     }
 
     pub(in crate::core) fn next_deadline(&self) -> Option<Moment> {
@@ -157,7 +157,7 @@ impl LeaseTable {
         let hold = self.holds.remove(number)?;
         self.timers.clear(hold.armed, hold.index);
         self.in_jeopardy -= usize::from(hold.jeopardy);
-        self.kept_back -= usize::from(hold.kept_back.is_some());
+        self.delayed -= usize::from(hold.delayed.is_some());
         Some(hold)
     }
 
@@ -179,12 +179,12 @@ impl LeaseTable {
         let hold = self.holds.at_mut(index)?;
         let number = hold.number;
         hold.armed = Moment::NEVER;
-        let kept_back = hold.kept_back.as_ref().map(|kept_back| kept_back.until);
-        let lost_at = match (hold.mode, kept_back) {
+        let delayed_until = hold.delayed.as_ref().map(|delayed| delayed.until);
+        let lost_at = match (hold.mode, delayed_until) {
             (LeaseMode::Renewed, None) => lease.lost_at(hold.valid_until, margin),
             (LeaseMode::Fixed, _) | (_, Some(_)) => hold.valid_until,
         };
-        if hold.mode == LeaseMode::Renewed && kept_back.is_some_and(|until| until <= now) {
+        if hold.mode == LeaseMode::Renewed && delayed_until.is_some_and(|until| until <= now) {
             return Some((number, Due::DelayOver));
         }
         if lost_at <= now {
@@ -201,7 +201,7 @@ impl LeaseTable {
             renewal_late = Some(now.since(hold.renew_at));
         }
         if hold.mode == LeaseMode::Renewed {
-            let warn = !hold.jeopardy && kept_back.is_none();
+            let warn = !hold.jeopardy && delayed_until.is_none();
             if warn && lease.at_risk_at(hold.valid_until) <= now {
                 hold.jeopardy = true;
                 self.in_jeopardy += 1;
@@ -489,19 +489,19 @@ impl LeaseTable {
     }
 
     /// Keeps a dead worker's hold. Its lease is renewed from now on, and nobody is left to warn.
-    pub(in crate::core) fn keep_back(&mut self, number: Number, kept_back: KeptBack, now: Moment) {
+    pub(in crate::core) fn delay(&mut self, number: Number, delayed: Delayed, now: Moment) {
         let Some(was_in_jeopardy) = self.change(number, |hold| {
             if hold.mode == LeaseMode::Fixed {
                 hold.mode = LeaseMode::Renewed;
                 hold.renew_from(now);
             }
-            hold.kept_back = Some(Box::new(kept_back));
+            hold.delayed = Some(Box::new(delayed));
             std::mem::take(&mut hold.jeopardy)
         }) else {
             return;
         };
         self.in_jeopardy -= usize::from(was_in_jeopardy);
-        self.kept_back += 1;
+        self.delayed += 1;
     }
 
     /// Returns the shortest lease of all holds.

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redisson::script::MAX_BATCH;
-use redisson::{Kind, LockName, Moment};
+use redisson::{Kind, LockName, Moment, millis};
 
 use crate::core::ids::HoldIndex;
 use crate::core::lease::Due;
 use crate::core::ops::verb::{Renewal, RenewalForm};
 use crate::core::session::event::{Event, Validity};
-use crate::core::units::millis;
 use crate::core::{Core, LogLine, Node};
 use crate::types::{ConnectionId, End, Number};
 

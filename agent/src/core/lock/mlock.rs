@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use redisson::{LockName, Moment};
+use redisson::{LockName, Moment, millis};
 use tracing::Span;
 
 use crate::core::Core;
@@ -19,7 +19,6 @@ use crate::core::lock::mlock_state::{Goal, Member, MultiLock};
 use crate::core::ops::verb::Change;
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::side::Side;
-use crate::core::units::millis;
 use crate::protocol::command::{HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{End, Number};

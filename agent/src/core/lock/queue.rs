@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use redisson::Kind;
 
 use super::joiners::Joiners;
-use super::waiter::{Turn, Waiter};
+use super::waiter::{Arrival, Waiter};
 use crate::core::ids::WaiterId;
 
 /// The waiters for a lock name. An empty queue has no memory on the heap: most held locks have no waiters.
@@ -52,8 +52,8 @@ impl Queue {
         let at = at.or_else(|| ids.iter().position(|queued| *queued == id));
         let Some(at) = at else { return };
         ids.remove(at);
-        if let Some(turn) = waiters.get_mut(&id).and_then(|waiter| waiter.turn.take()) {
-            joiners.remove(turn);
+        if let Some(arrival) = waiters.get_mut(&id).and_then(|waiter| waiter.arrival.take()) {
+            joiners.remove(arrival);
         }
         if joiners.take_barrier(id) {
             // Readers behind it may join now. None is passed twice, as those before the barrier stay there.
@@ -81,9 +81,9 @@ impl Queue {
     }
 
     /// Forgets a reader that is about to be removed.
-    pub(super) fn remove_joiner(&mut self, turn: Turn) {
+    pub(super) fn remove_joiner(&mut self, arrival: Arrival) {
         if let Some(waiting) = &mut self.0 {
-            waiting.joiners.remove(turn);
+            waiting.joiners.remove(arrival);
         }
     }
 }

@@ -17,7 +17,7 @@ use redisson::{Family, Grouping, Kind, LockName, Moment, keys};
 use super::fencing::Fences;
 use super::quota::Quota;
 use super::state::{Contest, Listening, LockState};
-use super::waiter::{Turn, Waiter};
+use super::waiter::{Arrival, Waiter};
 use crate::collections::HashMap;
 use crate::core::Node;
 use crate::core::ids::{OpId, WaiterId};
@@ -64,8 +64,8 @@ pub(in crate::core) struct LockTable {
     waiters: BTreeMap<WaiterId, Waiter>,
     /// The waiters whose attempts carry another number than their first one, by that number.
     renumbered: HashMap<Number, WaiterId>,
-    /// The number of queue turns assigned so far.
-    turns: Turn,
+    /// The rank of the latest waiter in a queue.
+    latest_arrival: Arrival,
     timers: Timers<LockTimer>,
     quota: Quota,
     fences: Fences,
@@ -83,7 +83,7 @@ impl LockTable {
             locks: HashMap::default(),
             waiters: BTreeMap::new(),
             renumbered: HashMap::default(),
-            turns: 0,
+            latest_arrival: 0,
             timers: Timers::default(),
             quota: Quota::new(limits),
             fences: Fences::default(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::{Kind, Moment};
+use redisson::{Kind, Moment, millis};
 use tracing::Span;
 
 use crate::core::ids::{OpId, Owner, ReplyTo, WaiterId};
@@ -12,7 +12,6 @@ use crate::core::lock::waiter::{FairPosition, Left, Waiter};
 use crate::core::ops::verb::{Attempt, Verb};
 use crate::core::ops::{NO_ANSWER, Op};
 use crate::core::timer::{CATCH_UP, HELD_UP};
-use crate::core::units::millis;
 use crate::core::{Core, Effect, Node, Report};
 use crate::protocol::command::{LockRequest, Wait};
 use crate::protocol::resp::Frame;
@@ -80,7 +79,7 @@ impl Core {
             position: FairPosition::default(),
             attempt: None,
             undoing: None,
-            turn: None,
+            arrival: None,
             armed: Moment::NEVER,
         }
     }

@@ -9,8 +9,8 @@ use crate::core::ids::{OpId, Owner, ReplyTo};
 use crate::protocol::command::Wait;
 use crate::types::Number;
 
-/// A waiter's turn in a queue: those that join it later have a later one.
-pub(super) type Turn = u64;
+/// The rank of a waiter by arrival: later ones have higher numbers.
+pub(super) type Arrival = u64;
 
 /// A LOCK that is not answered yet.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ pub(in crate::core) struct Waiter {
     pub(in crate::core) attempt: Option<OpId>,
     /// The quorum operation that removes what its latest attempt at a red lock has acquired.
     pub(in crate::core) undoing: Option<OpId>,
-    /// Its turn in its name's queue; `None` if it is in no queue.
-    pub(super) turn: Option<Turn>,
+    /// Its rank in its name's queue; `None` if it is in no queue.
+    pub(super) arrival: Option<Arrival>,
     /// The deadline that is set.
     pub(super) armed: Moment,
 }

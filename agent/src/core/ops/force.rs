@@ -8,7 +8,7 @@ use redisson::script::{
     QueueEntry, Value,
 };
 use redisson::shape::{Holder, LockHash, MAX_FIELDS};
-use redisson::{HolderId, LockName};
+use redisson::{HolderId, LockName, millis};
 
 use super::operation::Operation;
 use super::{Op, printable};
@@ -16,7 +16,6 @@ use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Seen, Verb};
 use crate::core::report::refusals::others;
 use crate::core::session::event::Event;
-use crate::core::units::millis;
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{End, SessionId};

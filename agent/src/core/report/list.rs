@@ -2,17 +2,16 @@
 
 use redisson::script::LockDetails;
 use redisson::shape::MAX_FIELDS;
-use redisson::{HolderId, Kind, LockName, Moment, group, keys};
+use redisson::{HolderId, Kind, LockName, Moment, group, keys, millis};
 
 use crate::core::Core;
-use crate::core::ids::ReplyTo;
+use crate::core::ids::{Owner, ReplyTo};
 use crate::core::lease::hold::Hold;
 use crate::core::lock::waiter::Waiter;
 use crate::core::report::process::HolderProcess;
 use crate::core::report::{ListPage, ListRow, SessionRow};
 use crate::core::session::state::Session;
-use crate::core::units::{boot_nanos, millis};
-use crate::protocol::command::ListRequest;
+use crate::protocol::command::{ListRequest, Wait};
 use crate::protocol::resp::Frame;
 use crate::types::{ConnectionId, Number, Peer};
 
@@ -26,28 +25,29 @@ pub(in crate::core) struct Worker {
 }
 
 /// A hold or a wait.
-struct Entry<'a> {
-    number: Number,
-    name: &'a LockName,
+pub(super) struct Entry<'a> {
+    pub(super) number: Number,
+    pub(super) name: &'a LockName,
     kind: Kind,
-    connection: ConnectionId,
-    since: Moment,
+    pub(super) owner: Owner,
+    pub(super) since: Moment,
     /// `None` for a wait.
-    hold: Option<&'a Hold>,
+    pub(super) hold: Option<&'a Hold>,
+    /// `None` for a hold.
+    pub(super) wait: Option<Wait>,
 }
 
 impl<'a> From<&'a Hold> for Entry<'a> {
     fn from(hold: &'a Hold) -> Self {
-        let Hold { number, name, kind, owner, granted, .. } = hold;
-        let (number, kind, connection) = (*number, *kind, owner.connection);
-        Self { number, name, kind, connection, since: *granted, hold: Some(hold) }
+        let Hold { number, kind, owner, granted: since, .. } = *hold;
+        Self { number, name: &hold.name, kind, owner, since, hold: Some(hold), wait: None }
     }
 }
 
 impl<'a> From<(Number, &'a Waiter)> for Entry<'a> {
     fn from((number, waiter): (Number, &'a Waiter)) -> Self {
-        let Waiter { name, kind, owner, since, .. } = waiter;
-        Self { number, name, kind: *kind, connection: owner.connection, since: *since, hold: None }
+        let Waiter { kind, owner, since, wait, .. } = *waiter;
+        Self { number, name: &waiter.name, kind, owner, since, hold: None, wait: Some(wait) }
     }
 }
 
@@ -70,7 +70,7 @@ impl Core {
                     ("holds", Frame::count(hold.count.into())),
                     ("token", Frame::or_null(hold.token.map(Frame::count))),
                     ("valid_ms", Frame::count(hold.valid_ms(self.now))),
-                    ("valid_until_ns", Frame::count(boot_nanos(hold.valid_until))),
+                    ("valid_until_ns", Frame::count(hold.valid_until.as_nanos())),
                     ("age_ms", Frame::count(millis(self.now.since(hold.granted)))),
                 ])
             })
@@ -119,8 +119,8 @@ impl Core {
 
     /// Returns the process behind a hold or a wait, alive or dead.
     fn peer(&self, entry: &Entry<'_>) -> Option<&Peer> {
-        let dead = || self.leases.get(entry.number)?.kept_back.as_ref().map(|dead| &dead.peer);
-        let live = self.sessions.get(&entry.connection);
+        let dead = || self.leases.get(entry.number)?.delayed.as_ref().map(|dead| &dead.peer);
+        let live = self.sessions.get(&entry.owner.connection);
         live.map(|live| &live.peer).or_else(dead)
     }
 
@@ -133,8 +133,8 @@ impl Core {
     }
 
     fn row(&self, entry: &Entry<'_>) -> ListRow {
-        let Entry { number, name, kind, connection, since, hold } = *entry;
-        let worker = self.worker(number, connection);
+        let Entry { number, name, kind, owner, since, hold, .. } = *entry;
+        let worker = self.worker(number, owner.connection);
         ListRow {
             session: worker.session,
             lock: name.to_string(),
@@ -142,18 +142,18 @@ impl Core {
             kind: kind.as_str(),
             holder: hold.map(|hold| self.numbers.field(kind, hold.number).to_string()),
             state: match hold {
-                Some(hold) if hold.kept_back.is_some() => "delayed",
+                Some(hold) if hold.delayed.is_some() => "delayed",
                 Some(_) => "held",
                 None => "waiting",
             },
-            frozen: self.sessions.is_stopped(connection),
+            frozen: self.sessions.is_stopped(owner.connection),
             pid: worker.peer.pid,
             uid: worker.peer.uid,
             comm: worker.peer.comm,
             client: worker.client,
             age_ms: millis(self.now.since(since)),
             valid_ms: hold.map(|hold| hold.valid_ms(self.now)),
-            valid_until_ns: hold.map(|hold| boot_nanos(hold.valid_until)),
+            valid_until_ns: hold.map(|hold| hold.valid_until.as_nanos()),
         }
     }
 
@@ -164,7 +164,7 @@ impl Core {
             return Worker { session: live.id.to_string(), peer, client };
         }
         let hold = self.leases.get(number);
-        match hold.and_then(|hold| hold.kept_back.as_ref()) {
+        match hold.and_then(|hold| hold.delayed.as_ref()) {
             Some(dead) => Worker {
                 session: dead.session.to_string(),
                 peer: dead.peer.clone(),

@@ -1,11 +1,10 @@
 //! Replies and error sentences: each names the lock and the cause.
 
-use redisson::{Kind, LockName};
+use redisson::{Kind, LockName, millis};
 
 use crate::core::Core;
 use crate::core::ids::ReplyTo;
 use crate::core::session::reply::Grant;
-use crate::core::units::{boot_nanos, millis};
 use crate::protocol::resp::Frame;
 use crate::types::End;
 
@@ -19,7 +18,7 @@ impl Core {
             ("holds", Frame::count(grant.count.into())),
             ("token", Frame::or_null(grant.token.map(Frame::count))),
             ("valid_ms", Frame::count(millis(grant.valid_until.since(self.now)))),
-            ("valid_until_ns", Frame::count(boot_nanos(grant.valid_until))),
+            ("valid_until_ns", Frame::count(grant.valid_until.as_nanos())),
             ("waited_ms", Frame::count(grant.waited_ms)),
         ])
     }

@@ -2,7 +2,6 @@
 
 use redisson::{Kind, LockName, Moment};
 
-use crate::core::units::boot_nanos;
 use crate::protocol::resp::Frame;
 use crate::types::End;
 
@@ -53,7 +52,7 @@ impl Event {
             vec![Frame::word(word), Frame::bytes(name.as_bytes()), Frame::word(kind.as_str())];
         match self {
             Self::Jeopardy(Validity { ms, until }) | Self::Valid(Validity { ms, until }) => {
-                frames.extend([Frame::count(*ms), Frame::count(boot_nanos(*until))]);
+                frames.extend([Frame::count(*ms), Frame::count(until.as_nanos())]);
             }
             Self::Lost(end) => frames.push(Frame::word(end.as_str())),
             Self::Safe => {}

@@ -6,12 +6,13 @@
 
 use std::time::Duration;
 
+use redisson::millis;
+
 use crate::core::ids::{Owner, ReplyTo};
 use crate::core::lock::waiter::Left;
 use crate::core::session::reply::Reply;
 use crate::core::session::state::Resuming;
 use crate::core::session::wrong_secret;
-use crate::core::units::millis;
 use crate::core::{Core, LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
@@ -128,14 +129,14 @@ impl Core {
         let Some(session) = self.sessions.get(&connection) else { return };
         let Some(grace) = &session.grace else { return };
         if grace.unverified > 0 && !self.settings.lock_delay.is_zero() {
-            // Only a hold that Redis has confirmed can be kept back for the lock delay.
+            // Only a hold that Redis has confirmed can be delayed.
             return self.sessions.lapse_at(connection, self.now + CONFIRMATION_INTERVAL);
         }
         let (session, holds, grace_ms) = (session.id, session.holds.len(), millis(grace.time));
         let gone = grace.away.unwrap_or(self.now);
         self.effects.log(self.now, LogLine::SessionLapsed { session, holds, grace_ms });
         self.effects.report(Report::Resume("lapsed"));
-        let until = self.kept_back_until(gone);
+        let until = self.delayed_until(gone);
         self.end_session(connection, until);
     }
 

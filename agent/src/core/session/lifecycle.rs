@@ -87,7 +87,7 @@ impl Core {
     /// Ends a session without grace, whose connection closed at that instant.
     pub(in crate::core) fn end_closed(&mut self, connection: ConnectionId, gone: Moment) {
         let quit = self.sessions.get(&connection).is_some_and(|session| session.quit);
-        let until = if quit { self.now } else { self.kept_back_until(gone) };
+        let until = if quit { self.now } else { self.delayed_until(gone) };
         self.end_session(connection, until);
     }
 
@@ -109,7 +109,7 @@ impl Core {
             let turn = u32::try_from(index / RELEASES_AT_ONCE).unwrap_or(u32::MAX);
             let until = until.max(self.now + RELEASE_INTERVAL * turn);
             if until > self.now {
-                self.keep_back(number, &session, until);
+                self.delay(number, &session, until);
             } else {
                 self.end_hold(number, End::Disconnected, None);
             }

@@ -53,7 +53,7 @@ impl Core {
         while let Some(work) = self.sessions.next_work() {
             match work {
                 Work::Step(owner) => self.go_on(owner),
-                Work::Askers(connection) => self.wake_askers(connection),
+                Work::Resumes(connection) => self.wake_askers(connection),
                 Work::Command(reply_to, command) => self.run(reply_to, command),
             }
         }

@@ -1,10 +1,9 @@
 //! The final form of replies whose turn has come.
 
-use redisson::LockName;
+use redisson::{LockName, millis};
 
 use crate::core::ids::Owner;
 use crate::core::session::reply::{Grant, Reply};
-use crate::core::units::millis;
 use crate::core::{Core, Report};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{ConnectionId, End, Number};

@@ -36,7 +36,7 @@ pub(super) enum Work {
     /// The next step of an owner's MLOCK or MUNLOCK.
     Step(Owner),
     /// The RESUMEs that wait for the session of this connection.
-    Askers(ConnectionId),
+    Resumes(ConnectionId),
     /// The next command of an owner whose earlier one is answered.
     Command(ReplyTo, Command),
 }
@@ -305,7 +305,7 @@ impl SessionTable {
             return Some(Work::Step(owner));
         }
         if let Some(connection) = self.askable.pop_front() {
-            return Some(Work::Askers(connection));
+            return Some(Work::Resumes(connection));
         }
         while let Some((connection, owner)) = self.ready.pop_front() {
             let session = self.all.get_mut(&connection);

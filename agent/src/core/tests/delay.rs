@@ -10,15 +10,12 @@ use crate::protocol::command::{Command, LockRequest};
 
 const DELAY: Duration = Duration::from_secs(100);
 const MOMENT: Duration = Duration::from_millis(10);
+const NEARLY: Duration = DELAY.saturating_sub(MOMENT);
 
 fn world() -> World {
     let mut world = World::new();
     world.core.settings.lock_delay = DELAY;
     world
-}
-
-fn nearly(delay: Duration) -> Duration {
-    delay.checked_sub(MOMENT).unwrap()
 }
 
 #[test]
@@ -30,7 +27,7 @@ fn a_dead_workers_lock_is_granted_after_the_lock_delay_and_not_before() {
     world.lock(next, "x");
     world.close(dying);
     // The delay is longer than a lease: the hold is renewed as if its worker were alive.
-    world.pass(nearly(DELAY));
+    world.pass(NEARLY);
     assert_eq!(world.holders("x"), before);
     assert!(world.has_no_reply(next));
     assert_eq!(world.core.gauges().delayed_holds, 1);
@@ -69,7 +66,7 @@ fn a_dead_workers_fixed_lease_is_renewed_during_the_lock_delay() {
     world.command(dying, Command::Lock(LockRequest { lease, ..lock_command("x") }));
     world.lock_as(dying, "y", Kind::Read);
     world.close(dying);
-    world.pass(nearly(DELAY));
+    world.pass(NEARLY);
     assert!(!world.holders("x").is_empty() && !world.holders("y").is_empty());
     world.pass(MOMENT * 2);
     assert!(world.holders("x").is_empty() && world.holders("y").is_empty());
@@ -133,7 +130,7 @@ fn the_lock_delay_applies_to_a_grace_period_that_ends_before_redis_has_confirmed
     world.network = Network::Good;
     world.pass(Duration::from_secs(5));
     assert!(world.core.sessions.is_empty(), "its grace period is over");
-    world.pass(nearly(DELAY).checked_sub(Duration::from_secs(12)).unwrap());
+    world.pass(NEARLY.checked_sub(Duration::from_secs(12)).unwrap());
     assert_eq!(world.holders("x").len(), 1, "another worker could acquire it");
     world.pass(MOMENT * 2);
     assert!(world.holders("x").is_empty());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::grace::{GRACE, NEXT, ticket};
-use super::world::{LEASE, Network, World, lock_command, name};
+use super::world::{FOREIGN, LEASE, Network, World, lock_command, name};
 use crate::core::Node;
 use crate::core::lease::hold::Hold;
 use crate::protocol::command::{Command, LockRequest};
@@ -176,7 +176,7 @@ fn a_lock_is_not_handed_over_early_after_the_message_of_its_forced_release() {
             world.unlock(a, "x");
         }
         let number = holder(&world).number;
-        world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
+        world.foreign("x", FOREIGN, LEASE);
         world.core.on_forced(world.now, Node::Main, &name("x"), number);
         world.work();
         world.replies.clear();
@@ -205,11 +205,11 @@ fn a_forced_release_of_an_early_hold_that_has_ended_is_reported_to_the_holder_af
 fn an_early_hold_ends_if_another_client_has_stolen_the_lock() {
     let mut world = World::new();
     let [a, _b] = queue(&mut world);
-    world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
+    world.foreign("x", FOREIGN, LEASE);
     world.unlock(a, "x");
     world.pass(LATER);
     assert!(world.core.leases.iter().next().is_none());
-    assert_eq!(world.holders("x"), ["285475da-9152-4c83-822a-67ee2f116a79:52"]);
+    assert_eq!(world.holders("x"), [FOREIGN]);
 }
 
 #[test]

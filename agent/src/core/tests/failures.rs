@@ -5,21 +5,18 @@ use std::time::Duration;
 use redisson::script::Value;
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, hold_command, lock_command, name, short};
+use super::world::{FOREIGN, LEASE, Network, World, hold_command, lock_command, name, short};
 use crate::core::{Failure, Node};
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::protocol::resp::Frame;
 use crate::types::{ConnectionId, Number};
-
-const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 #[test]
 fn an_acquisition_repeated_after_a_lost_reply_counts_once() {
     let mut world = World::new();
     let a = world.open();
     world.network = Network::LosesReplies;
-    world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "x");
     assert_eq!(world.redis["x"].fields.values().copied().collect::<Vec<_>>(), [1]);
 }
 
@@ -30,8 +27,7 @@ fn a_release_with_a_lost_reply_takes_effect() {
     world.lock(a, "x");
     world.replies.clear();
     world.network = Network::LosesReplies;
-    world.unlock(a, "x");
-    assert_eq!(world.reply(a), "0");
+    world.leave(a, "x");
 }
 
 #[test]
@@ -78,8 +74,7 @@ fn a_wait_or_an_update_that_an_agent_held_up_has_not_seen_answered_lasts_a_littl
     for network in [Network::Slow(50), Network::Slow(60_000)] {
         let mut world = World::new();
         let (a, b, c) = (world.open(), world.open(), world.open());
-        world.lock(a, "x");
-        assert_eq!(world.reply(a), "held 1");
+        world.hold(a, "x");
         world.network = network;
         world.extend(a, "x", None);
         world.lock_within(b, "y", 0);
@@ -113,8 +108,7 @@ fn a_lock_acquired_by_a_late_script_is_removed_by_the_next_waiter() {
     assert!(world.core.is_idle(), "the attempt was undone before it ever ran");
     world.deliver_late();
     assert_eq!(world.holders("x").len(), 1, "the late script has acquired the lock");
-    world.lock(b, "x");
-    assert_eq!(world.reply(b), "held 1");
+    world.hold(b, "x");
     assert_eq!(world.holders("x").len(), 1);
 }
 
@@ -177,8 +171,7 @@ fn a_late_release_does_not_affect_a_newer_hold() {
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
     assert_eq!(world.reply(a), "0");
-    world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "x");
     world.deliver_late();
     assert_eq!(world.holders("x").len(), 1, "the old release names the old number");
 }
@@ -474,8 +467,7 @@ fn the_next_command_runs_if_an_outcome_arrives_exactly_at_the_deadline() {
     for reply in [None, Some(Value::Nil)] {
         let mut world = World::new();
         let a = world.open();
-        world.lock(a, "x");
-        assert_eq!(world.reply(a), "held 1");
+        world.hold(a, "x");
         world.network = Network::Slow(3000);
         world.extend(a, "x", Lease::new(LEASE));
         world.unlock(a, "x");
@@ -550,8 +542,7 @@ fn a_released_long_lease_is_released_again_on_a_server_with_older_data() {
     let before = world.redis.clone();
     world.extend(a, "shortened", Lease::new(Duration::from_secs(1)));
     world.replies.clear();
-    world.unlock(a, "released");
-    assert_eq!(world.reply(a), "0");
+    world.leave(a, "released");
     world.close(b);
     world.pass(Duration::from_secs(2));
     assert!(world.redis.is_empty(), "{:?}", world.redis);
@@ -567,8 +558,7 @@ fn a_released_long_lease_is_released_again_on_a_server_with_older_data() {
 fn unavailable_quotes_the_error_of_a_cluster_that_is_down() {
     let mut world = World::new();
     let a = world.open();
-    world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "x");
     world.network = Network::Unserved;
     world.unlock(a, "x");
     world.pass(Duration::from_secs(3));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::script::{self, Publish};
 use redisson::{ClientId, HolderId, Kind, Lease, keys};
 
-use super::world::{Network, World, lock_command};
+use super::world::{FOREIGN, Network, World, lock_command};
 use crate::core::simulation::kinds;
 use crate::core::simulation::red::lock_name;
 use crate::core::simulation::redis::Content;
@@ -13,8 +13,6 @@ use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::types::ConnectionId;
 
 const SLOW: Duration = Duration::from_millis(100);
-/// A holder or waiter of another client.
-const OTHER: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 fn fair(world: &mut World, id: ConnectionId) {
     world.lock_as(id, "x", Kind::Fair);
@@ -38,8 +36,7 @@ fn fair_waiters_have_separate_positions_and_are_handed_the_lock_in_order() {
             "held 1",
             "a waiter that was not granted the lock would sleep for seconds"
         );
-        world.unlock(id, "x");
-        assert_eq!(world.reply(id), "0");
+        world.leave(id, "x");
         assert_eq!(queue_length(&world), 2_usize.saturating_sub(i));
     }
     assert!(world.listening.is_empty() && world.core.is_idle() && world.core.locks.is_empty());
@@ -62,11 +59,10 @@ fn a_subscribed_fair_waiter_tries_again_only_behind_another_client() {
     assert_eq!((attempts(&world), queue_length(&world), world.listening.len()), (3, 2, 2));
     for &id in &sessions {
         assert_eq!(world.reply(id), "held 1");
-        world.unlock(id, "x");
-        assert_eq!(world.reply(id), "0");
+        world.leave(id, "x");
     }
     assert_eq!(attempts(&world), 3, "hand-overs need no attempts");
-    world.foreign("x", OTHER, Duration::from_secs(9));
+    world.foreign("x", FOREIGN, Duration::from_secs(9));
     fair(&mut world, sessions[0]);
     assert_eq!((attempts(&world), queue_length(&world), world.listening.len()), (5, 1, 1));
 }
@@ -77,11 +73,10 @@ fn a_hand_over_does_not_overtake_another_clients_waiter() {
     let (one, two) = (world.open(), world.open());
     fair(&mut world, one);
     assert_eq!(world.reply(one), "held 1");
-    world.queues.entry("x".to_owned()).or_default().push(OTHER.to_owned());
+    world.queues.entry("x".to_owned()).or_default().push(FOREIGN.to_owned());
     fair(&mut world, two);
     world.served.clear();
-    world.unlock(one, "x");
-    assert_eq!(world.reply(one), "0");
+    world.leave(one, "x");
     assert!(world.has_no_reply(two) && world.holders("x").is_empty());
     // The other client's waiter gets its turn, and leaves.
     assert_eq!(world.served, ["hand_over_fair", "release_fair", "acquire_fair"]);
@@ -121,7 +116,7 @@ fn a_hand_over_to_a_closed_session_continues_to_the_next_waiter() {
 fn a_turn_announced_before_the_subscription_is_active_is_not_missed() {
     let mut world = World::new();
     let id = world.open();
-    world.foreign("x", OTHER, Duration::from_secs(9));
+    world.foreign("x", FOREIGN, Duration::from_secs(9));
     world.unsubscribed = true;
     fair(&mut world, id);
     world.foreign_release("x");
@@ -243,7 +238,7 @@ fn a_fair_waiter_whose_attempts_were_never_sent_sends_no_release() {
 fn a_fair_attempt_without_a_wait_creates_no_position() {
     let mut world = World::new();
     let (holder, now) = (world.open(), world.open());
-    world.foreign("x", OTHER, Duration::from_secs(9));
+    world.foreign("x", FOREIGN, Duration::from_secs(9));
     let wait = Wait::AtMost(Duration::ZERO);
     let request = LockRequest { kind: Kind::Fair, wait, ..lock_command("x") };
     world.command(now, Command::Lock(request));
@@ -271,9 +266,9 @@ fn a_fair_grant_that_arrives_after_its_lease_is_requested_again() {
 fn a_fair_waiter_keeps_its_place_after_a_lost_reply_and_a_refusal() {
     let mut world = World::new();
     let id = world.open();
-    world.foreign("x", OTHER, Duration::from_secs(60));
+    world.foreign("x", FOREIGN, Duration::from_secs(60));
     fair(&mut world, id);
-    world.queues.get_mut("x").unwrap().push(format!("{OTHER}3"));
+    world.queues.get_mut("x").unwrap().push(format!("{FOREIGN}3"));
     let queue = world.queues["x"].clone();
     let before = world.served.len();
     world.network = Network::Breaks;
@@ -286,7 +281,7 @@ fn a_fair_waiter_keeps_its_place_after_a_lost_reply_and_a_refusal() {
     world.pass(Duration::from_secs(6));
     assert_eq!(world.queues["x"], queue);
     world.close(id);
-    assert_eq!(world.queues["x"], [format!("{OTHER}3")]);
+    assert_eq!(world.queues["x"], [format!("{FOREIGN}3")]);
 }
 
 #[test]
@@ -297,7 +292,7 @@ fn a_fair_waiter_keeps_what_a_refused_hand_over_may_have_given_it() {
         fair(&mut world, one);
         fair(&mut world, two);
         assert_eq!(world.reply(one), "held 1");
-        world.queues.get_mut("x").unwrap().push(OTHER.to_owned());
+        world.queues.get_mut("x").unwrap().push(FOREIGN.to_owned());
         // A first copy runs, or may yet run; a second one is refused.
         world.network = first;
         world.unlock(one, "x");
@@ -307,7 +302,7 @@ fn a_fair_waiter_keeps_what_a_refused_hand_over_may_have_given_it() {
         world.pass(Duration::from_secs(6));
         assert_eq!(world.reply(one), "0", "{first:?}");
         assert_eq!(world.reply(two), "held 1", "{first:?}");
-        assert_eq!(world.queues["x"], [OTHER], "{first:?}");
+        assert_eq!(world.queues["x"], [FOREIGN], "{first:?}");
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command, short};
+use super::world::{FOREIGN, LEASE, Network, World, lock_command, short};
 use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
@@ -37,11 +37,6 @@ impl World {
             Command::Session { grace: Some(grace), push: None, deadlines: None, process: None };
         self.command(id, command);
         self.replies_of(id).remove(0)
-    }
-
-    /// Returns all replies to a session, in short form.
-    fn short_replies(&mut self, id: ConnectionId) -> Vec<String> {
-        self.replies_of(id).iter().map(short).collect()
     }
 
     pub(super) fn graced(&mut self) -> (ConnectionId, Ticket) {
@@ -250,7 +245,7 @@ fn resume_waits_for_operations_in_flight() {
     let (a, ticket) = world.graced();
     let leased = LockRequest { lease: Lease::new(LEASE), ..lock_command("x") };
     world.command(a, Command::Lock(leased.clone()));
-    world.foreign("y", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
+    world.foreign("y", FOREIGN, LEASE);
     world.network = Network::Slow(500);
     // A reentry with a lease and a wait are in flight.
     world.command(a, Command::Lock(leased));
@@ -637,7 +632,7 @@ fn a_successor_agent_releases_the_locks_of_an_unanswered_mlock() {
     let mlock = |names: [&str; 2]| Command::LockAll(names.map(lock_command).into());
     world.command(a, mlock(["v", "w"]));
     assert_eq!(world.reply(a), "held 1 held 1");
-    world.foreign("y", "285475da-9152-4c83-822a-67ee2f116a79:52", GRACE);
+    world.foreign("y", FOREIGN, GRACE);
     world.command(a, mlock(["x", "y"]));
     assert_eq!(world.holders("x").len(), 1);
     world.kill_and_restart(Duration::from_secs(1));

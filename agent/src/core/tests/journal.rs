@@ -124,13 +124,11 @@ fn a_grant_that_cannot_be_journalled_is_undone() {
     let b = world.open();
     let refused = world.ask_grace(b, GRACE);
     assert_eq!(short(&refused), "UNAVAILABLE");
-    world.lock(b, "x");
-    assert_eq!(world.reply(b), "held 1");
+    world.hold(b, "x");
     world.close(b);
     assert!(world.holders("x").is_empty(), "its session has no grace");
     world.disk = Disk::Good;
-    world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "x");
 }
 
 #[test]

@@ -4,12 +4,10 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, hold_command, lock_command, name, short};
+use super::world::{FOREIGN, LEASE, Network, World, hold_command, lock_command, name, short};
 use crate::policy::Policy;
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::types::ConnectionId;
-
-const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 /// Longer than an MLOCK of two waits while it holds one of them.
 const LONG: Duration = Duration::from_millis(3100);
@@ -63,8 +61,7 @@ fn mlock_acquires_all_locks_and_munlock_releases_them() {
 fn mlock_re_enters_locks_that_its_owner_holds_already() {
     let mut world = World::new();
     let a = world.open();
-    world.lock(a, "y");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "y");
     mlock(&mut world, a, "x y");
     assert_eq!(world.reply(a), "held 1 held 2", "in the order of the command");
     munlock(&mut world, a, "y x");
@@ -73,8 +70,7 @@ fn mlock_re_enters_locks_that_its_owner_holds_already() {
     world.foreign("z", FOREIGN, LEASE);
     mlock_as(&mut world, a, "y z", &within(0));
     assert_eq!(world.reply(a), "null");
-    world.unlock(a, "y");
-    assert_eq!(world.reply(a), "0");
+    world.leave(a, "y");
     world.foreign_release("z");
     assert_clean(&mut world);
 }
@@ -103,13 +99,11 @@ fn mlock_replies_null_only_after_its_locks_are_released() {
 fn mlock_without_a_wait_replies_null_at_once_and_holds_nothing() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
-    world.lock(b, "y");
-    assert_eq!(world.reply(b), "held 1");
+    world.hold(b, "y");
     mlock_as(&mut world, a, "x y z", &within(0));
     assert_eq!(world.reply(a), "null");
     assert!(world.holders("x").is_empty() && world.holders("z").is_empty());
-    world.unlock(b, "y");
-    assert_eq!(world.reply(b), "0");
+    world.leave(b, "y");
     assert_clean(&mut world);
 }
 
@@ -117,8 +111,7 @@ fn mlock_without_a_wait_replies_null_at_once_and_holds_nothing() {
 fn mlock_releases_its_locks_during_a_long_wait_and_keeps_its_position() {
     let mut world = World::new();
     let (a, b, c) = (world.open(), world.open(), world.open());
-    world.lock(b, "y");
-    assert_eq!(world.reply(b), "held 1");
+    world.hold(b, "y");
     mlock(&mut world, a, "x y");
     world.pass(Duration::from_millis(2200));
     assert_eq!(world.holders("x").len(), 1, "it still holds x while it waits for y");
@@ -126,8 +119,7 @@ fn mlock_releases_its_locks_during_a_long_wait_and_keeps_its_position() {
     world.pass(LONG);
     assert!(world.holders("x").is_empty(), "it releases x during a long wait");
     assert!(world.has_no_reply(a));
-    world.unlock(b, "y");
-    assert_eq!(world.reply(b), "0");
+    world.leave(b, "y");
     world.pass(Duration::from_millis(100));
     assert_eq!(world.reply(a), "held 1 held 1", "it has kept its position before the later waiter");
     assert!(world.has_no_reply(c));
@@ -143,8 +135,7 @@ fn mlock_yields_to_a_session_that_acquires_in_the_opposite_order() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     // b has acquired them in the other order, as a foreign client would.
-    world.lock(b, "y");
-    assert_eq!(world.reply(b), "held 1");
+    world.hold(b, "y");
     mlock(&mut world, a, "x y");
     world.lock(b, "x");
     assert!(world.has_no_reply(b), "no deadlock, since the MLOCK will release x");
@@ -264,8 +255,7 @@ fn a_session_that_ends_during_an_mlock_leaves_nothing() {
 fn mlock_reports_an_impossible_lock_before_it_acquires_any() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
-    world.lock_as(b, "z", Kind::Fair);
-    assert_eq!(world.reply(b), "held 1");
+    world.hold_as(b, "z", Kind::Fair);
     world.served.clear();
     mlock(&mut world, a, "x y z");
     assert_eq!(world.reply(a), "WRONGKIND");
@@ -421,8 +411,7 @@ fn mlock_reports_locks_in_jeopardy_when_they_are_granted() {
 fn a_lock_held_before_a_waiting_mlock_still_reports_jeopardy() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
-    world.lock(a, "x0");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "x0");
     world.foreign("y", FOREIGN, LEASE * 10);
     mlock(&mut world, a, "x0 y");
     world.network = Network::Down;
@@ -435,8 +424,7 @@ fn a_lock_held_before_a_waiting_mlock_still_reports_jeopardy() {
 fn mlock_replies_lost_if_a_lock_held_before_is_lost_during_its_wait() {
     let mut world = World::new();
     let a = world.open();
-    world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "x");
     world.foreign("y", FOREIGN, Duration::from_secs(60));
     mlock(&mut world, a, "x y");
     world.redis.remove("x");
@@ -574,8 +562,7 @@ fn mlock_does_not_release_a_lock_that_was_held_before() {
 fn cancel_ends_an_mlock_between_its_waits() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
-    world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "x");
     world.network = Network::Slow(100);
     // It reenters x without a wait.
     mlock(&mut world, a, "x y");
@@ -583,8 +570,7 @@ fn cancel_ends_an_mlock_between_its_waits() {
     world.pass(Duration::from_secs(1));
     assert_eq!(world.reply(a), "null");
     world.network = Network::Good;
-    world.unlock(a, "x");
-    assert_eq!(world.reply(a), "0");
+    world.leave(a, "x");
     assert_clean(&mut world);
 }
 
@@ -629,8 +615,7 @@ fn mlock_beyond_the_policys_max_locks_is_denied_before_it_acquires_any() {
     let policy = Policy::parse("[[allow]]\nnames = [\"*\"]\nmax_locks = 3").unwrap();
     world.core.set_policy(Some(policy));
     let a = world.open();
-    world.lock(a, "b");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "b");
     world.foreign("a", FOREIGN, LEASE);
     mlock(&mut world, a, "a c d");
     assert_eq!(world.reply(a), "DENIED", "it is denied before it waits");

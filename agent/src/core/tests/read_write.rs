@@ -6,7 +6,7 @@ use redisson::script::MAX_READ_COUNT;
 use redisson::{Kind, Lease};
 
 use super::grace::NEXT;
-use super::world::{LEASE, Network, World, lock_command, short};
+use super::world::{FOREIGN, LEASE, Network, World, lock_command, short};
 use crate::protocol::command::{Command, LockRequest, Wait};
 
 const SLOW: Duration = Duration::from_millis(100);
@@ -124,9 +124,8 @@ fn a_writer_waits_until_redis_has_released_every_local_reader() {
 fn a_reader_whose_write_hold_is_lost_is_sent_the_loss_and_waits() {
     let mut world = World::new();
     let worker = world.open();
-    world.lock_as(worker, "x", Kind::Write);
-    assert_eq!(world.reply(worker), "held 1");
-    world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52:write", LEASE);
+    world.hold_as(worker, "x", Kind::Write);
+    world.foreign("x", &format!("{FOREIGN}:write"), LEASE);
     world.lock_as(worker, "x", Kind::Read);
     assert!(world.has_no_reply(worker));
     assert_eq!(world.core.holds(), 0);
@@ -162,8 +161,7 @@ fn a_writers_request_to_read_is_repeated_until_it_is_granted() {
 fn a_writers_request_to_read_is_repeated_if_its_grant_arrives_too_late() {
     let mut world = World::new();
     let worker = world.open();
-    world.lock_as(worker, "x", Kind::Write);
-    assert_eq!(world.reply(worker), "held 1");
+    world.hold_as(worker, "x", Kind::Write);
     world.network = Network::Slow(1500);
     let lease = Lease::new(SLOW);
     let read = LockRequest { kind: Kind::Read, lease, ..lock_command("x") };

@@ -22,6 +22,10 @@ fn three(agents: u8) -> World {
     World::new(7, 3, agents, |_| {})
 }
 
+fn red(wait: Wait, lease: Option<Lease>) -> Command {
+    red_lock("x", wait, lease)
+}
+
 fn unlock(world: &mut World, agent: usize, connection: ConnectionId) {
     world.command(agent, connection, Command::Unlock(hold_request("x")));
 }
@@ -40,7 +44,7 @@ fn pass(world: &mut World, time: u64) {
 fn a_red_lock_is_acquired_and_released_on_all_servers() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.command(0, a, red(Wait::Forever, None));
     pass(&mut world, 10);
     assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
     assert_eq!(world.standing("x"), 3);
@@ -56,7 +60,7 @@ fn a_majority_grants_and_releases_without_waiting_for_a_frozen_server() {
     let a = world.open(0);
     world.freeze(1, ms(1_000_000));
     for _ in 0..3 {
-        world.command(0, a, red_lock("x", NOW, None));
+        world.command(0, a, red(NOW, None));
         pass(&mut world, 3);
         assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
         unlock(&mut world, 0, a);
@@ -69,7 +73,7 @@ fn a_majority_grants_and_releases_without_waiting_for_a_frozen_server() {
 fn an_attempt_counts_the_answers_that_arrived_while_the_agent_was_held_up() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     world.stall(0, 100_000);
     pass(&mut world, 110);
     assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
@@ -77,7 +81,7 @@ fn an_attempt_counts_the_answers_that_arrived_while_the_agent_was_held_up() {
     pass(&mut world, 10);
     // If the servers are stopped too, the attempt ends anyway.
     (0..3).for_each(|node| world.freeze(node, ms(1_000_000)));
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     world.stall(0, 100_000);
     pass(&mut world, 5_000);
     assert_eq!(short_replies(&mut world, 0, a), ["0", "UNAVAILABLE"]);
@@ -93,7 +97,7 @@ fn a_missing_vote_is_counted_although_the_majority_grants_the_lock() {
         } else {
             world.freeze(1, ms(1_000_000));
         }
-        world.command(0, a, red_lock("x", NOW, None));
+        world.command(0, a, red(NOW, None));
         pass(&mut world, 3000);
         assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
         assert_eq!(world.silent_votes, 1, "killed: {killed}");
@@ -106,7 +110,7 @@ fn releases_do_not_accumulate_for_a_server_that_received_no_acquire() {
     let a = world.open(0);
     world.kill(1, false);
     for _ in 0..20 {
-        world.command(0, a, red_lock("x", NOW, None));
+        world.command(0, a, red(NOW, None));
         pass(&mut world, 3);
         assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
         unlock(&mut world, 0, a);
@@ -121,7 +125,7 @@ fn releases_do_not_accumulate_for_a_server_that_received_no_acquire() {
 fn a_release_is_repeated_rarely_for_a_server_that_is_down() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 3);
     world.kill(1, false);
     unlock(&mut world, 0, a);
@@ -139,7 +143,7 @@ fn a_hold_is_also_released_on_a_server_that_received_it_later() {
     let mut world = three(1);
     let a = world.open(0);
     world.kill(1, false);
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 60);
     assert_eq!(
         (short_replies(&mut world, 0, a), world.standing("x")),
@@ -159,7 +163,7 @@ fn a_server_that_granted_while_the_agent_slept_and_is_gone_then_is_released_late
     let a = world.open(0);
     world.command(0, a, red_lock("y", NOW, None));
     pass(&mut world, 10);
-    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.command(0, a, red(Wait::Forever, None));
     world.stall(0, 12_000_000);
     pass(&mut world, 10);
     assert_eq!(world.standing("x"), 3);
@@ -178,7 +182,7 @@ fn a_lock_without_a_majority_replies_with_the_servers_names_and_is_undone() {
     let a = world.open(0);
     world.kill(0, false);
     world.kill(2, false);
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 60);
     let reply = world.replies_of(0, a).remove(0);
     let sentence = format!("{reply:?}");
@@ -187,7 +191,7 @@ fn a_lock_without_a_majority_replies_with_the_servers_names_and_is_undone() {
     assert!(!sentence.contains("node1"), "{sentence}");
     assert_eq!(world.standing("x"), 0);
     // The waiter acquires the lock as soon as there is a majority again.
-    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.command(0, a, red(Wait::Forever, None));
     pass(&mut world, 5000);
     assert_eq!(short_replies(&mut world, 0, a), Vec::<String>::new());
     world.start(2);
@@ -200,13 +204,13 @@ fn null_is_sent_only_after_a_minority_vote_is_released() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
     // The first session has a bare majority until it is renewed.
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 60);
     assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
     world.delete(2, "x");
     // On the third server the undo is slow.
     world.servers[2].slow = 20_000;
-    world.command(1, b, red_lock("x", NOW, None));
+    world.command(1, b, red(NOW, None));
     pass(&mut world, 30);
     assert_eq!(world.standing("x"), 3, "the second session has the third server");
     assert_eq!(short_replies(&mut world, 1, b), Vec::<String>::new());
@@ -226,9 +230,9 @@ fn null_is_sent_only_after_a_minority_vote_is_released() {
 fn a_release_by_another_agent_wakes_the_waiter() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
-    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.command(0, a, red(Wait::Forever, None));
     pass(&mut world, 10);
-    world.command(1, b, red_lock("x", Wait::Forever, None));
+    world.command(1, b, red(Wait::Forever, None));
     pass(&mut world, 500);
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
@@ -242,9 +246,9 @@ fn a_release_wakes_the_waiter_although_the_cluster_has_shard_channels() {
     for forced in [false, true] {
         let mut world = World::new(7, 3, 2, |settings| settings.publish = Publish::Sharded);
         let (a, b) = (world.open(0), world.open(1));
-        world.command(0, a, red_lock("x", Wait::Forever, None));
+        world.command(0, a, red(Wait::Forever, None));
         pass(&mut world, 10);
-        world.command(1, b, red_lock("x", Wait::Forever, None));
+        world.command(1, b, red(Wait::Forever, None));
         pass(&mut world, 500);
         if forced {
             let operator = world.open(0);
@@ -272,7 +276,7 @@ fn a_release_by_redisson_wakes_the_waiter() {
     (0..3).for_each(|node| {
         world.foreign(node, &script::acquire(&lock_name("x"), &field(node), lease));
     });
-    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.command(0, a, red(Wait::Forever, None));
     pass(&mut world, 500);
     let is_listening = world.agents[0]
         .core
@@ -302,7 +306,7 @@ fn resume_waits_for_an_extend_in_flight() {
     let grace = Some(ms(60_000));
     world.command(0, a, Command::Session { grace, push: None, deadlines: None, process: None });
     let (session, secret) = ticket(&world.replies_of(0, a).remove(0));
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 10);
     world.replies_of(0, a);
     world.freeze(0, ms(1000));
@@ -324,7 +328,7 @@ fn resume_waits_for_an_extend_in_flight() {
 fn show_reports_every_server_and_needs_a_majority() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.command(0, a, red(Wait::Forever, None));
     pass(&mut world, 10);
     assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
     world.kill(1, false);
@@ -348,9 +352,9 @@ fn show_reports_every_server_and_needs_a_majority() {
 fn a_release_published_while_refusals_are_in_flight_is_not_missed() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
-    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.command(0, a, red(Wait::Forever, None));
     pass(&mut world, 10);
-    world.command(1, b, red_lock("x", Wait::Forever, None));
+    world.command(1, b, red(Wait::Forever, None));
     pass(&mut world, 500);
     // It tries again, and the refusal arrives only long after the later release was announced.
     let servers = world.servers.len();
@@ -371,13 +375,13 @@ fn a_release_published_while_refusals_are_in_flight_is_not_missed() {
 fn a_release_on_a_bare_majority_wakes_the_waiter() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
-    world.command(1, b, red_lock("x", Wait::Forever, Lease::new(ms(20_000))));
+    world.command(1, b, red(Wait::Forever, Lease::new(ms(20_000))));
     world.kill(2, false);
     pass(&mut world, 10);
     assert_eq!(short_replies(&mut world, 1, b), ["held 1"]);
     world.start(2);
     pass(&mut world, 100);
-    world.command(0, a, red_lock("x", Wait::Forever, None));
+    world.command(0, a, red(Wait::Forever, None));
     pass(&mut world, 500);
     unlock(&mut world, 1, b);
     pass(&mut world, 10);
@@ -390,7 +394,7 @@ fn three_agents_that_split_the_votes_acquire_in_turn() {
         let mut world = World::new(seed, 3, 3, |_| {});
         let sessions: Vec<_> = (0..3).map(|agent| world.open(agent)).collect();
         for (agent, session) in sessions.iter().enumerate() {
-            world.command(agent, *session, red_lock("x", Wait::Forever, None));
+            world.command(agent, *session, red(Wait::Forever, None));
         }
         for round in 0..3 {
             let mut winner = None;
@@ -417,7 +421,7 @@ fn a_re_entry_is_counted_on_every_server() {
     let mut world = three(1);
     let a = world.open(0);
     for held in ["held 1", "held 2"] {
-        world.command(0, a, red_lock("x", NOW, None));
+        world.command(0, a, red(NOW, None));
         pass(&mut world, 10);
         assert_eq!(short_replies(&mut world, 0, a), [held]);
     }
@@ -431,7 +435,7 @@ fn a_re_entry_is_counted_on_every_server() {
     assert_eq!(counts(&world), ["1", "1", "1"]);
     // A server that was frozen learns the count with the next renewal.
     world.freeze(0, ms(15_000));
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 10);
     assert_eq!(short_replies(&mut world, 0, a), ["held 2"]);
     pass(&mut world, 20_000);
@@ -442,7 +446,7 @@ fn a_re_entry_is_counted_on_every_server() {
 fn a_server_that_lost_its_data_gets_the_hold_again_from_the_majority() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 10);
     for node in 0..3 {
         world.kill(node, true);
@@ -464,7 +468,7 @@ fn a_server_that_lost_its_data_gets_the_hold_again_from_the_majority() {
 fn a_server_that_lost_its_data_gets_the_rest_of_a_fixed_lease_again() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
-    world.command(0, a, red_lock("x", NOW, Lease::new(ms(300_000))));
+    world.command(0, a, red(NOW, Lease::new(ms(300_000))));
     pass(&mut world, 10);
     // One server after the other forgets its vote: without the restored ones a majority would grant the lock again.
     for node in 0..3 {
@@ -472,7 +476,7 @@ fn a_server_that_lost_its_data_gets_the_rest_of_a_fixed_lease_again() {
         world.start(node);
         pass(&mut world, 12_000);
         assert_eq!(world.standing("x"), 3, "server {node} has the hold again");
-        world.command(1, b, red_lock("x", NOW, None));
+        world.command(1, b, red(NOW, None));
         pass(&mut world, 100);
         assert_eq!(short_replies(&mut world, 1, b), ["null"]);
     }
@@ -486,7 +490,7 @@ fn a_server_that_lost_its_data_gets_the_rest_of_a_fixed_lease_again() {
 fn a_server_that_refuses_the_hold_causes_few_extra_renewals() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 10);
     world.kill(2, true);
     world.servers[2].redis.full = true;
@@ -507,7 +511,7 @@ fn a_server_that_refuses_the_hold_causes_few_extra_renewals() {
 fn a_majority_that_lost_its_data_is_a_loss_and_is_not_restored() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 10);
     world.kill(0, true);
     world.kill(1, true);
@@ -524,7 +528,7 @@ fn a_majority_that_lost_its_data_is_a_loss_and_is_not_restored() {
 fn jeopardy_and_loss_depend_on_the_majority() {
     let mut world = three(1);
     let (a, listener) = (world.open(0), world.open(0));
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 10);
     let session = world.agents[0].core.session_name(a).into_bytes();
     let events = |world: &mut World| {
@@ -553,7 +557,7 @@ fn a_late_vote_counts_towards_the_hold() {
     let mut world = three(1);
     let a = world.open(0);
     world.servers[2].slow = 60_000;
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 10);
     assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
     assert_eq!(world.standing("x"), 2);
@@ -571,7 +575,7 @@ fn a_late_vote_counts_towards_the_hold() {
 fn a_fixed_lease_is_extended_on_the_majority_and_expires() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", NOW, Lease::new(ms(1000))));
+    world.command(0, a, red(NOW, Lease::new(ms(1000))));
     pass(&mut world, 500);
     let lease = Lease::new(ms(2000));
     world.command(0, a, Command::Extend(hold_request("x"), lease));
@@ -592,7 +596,7 @@ fn a_fixed_lease_is_extended_on_the_majority_and_expires() {
 fn a_fixed_lease_is_verified_as_often_as_a_watched_one_is_renewed() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", NOW, Lease::new(ms(600_000))));
+    world.command(0, a, red(NOW, Lease::new(ms(600_000))));
     pass(&mut world, 25_000);
     assert_eq!(world.standing("x"), 3);
     (0..3).for_each(|node| world.delete(node, "x"));
@@ -608,7 +612,7 @@ fn a_fixed_lease_is_verified_as_often_as_a_watched_one_is_renewed() {
 fn a_forced_release_counts_after_a_majority_has_released() {
     let mut world = three(1);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     pass(&mut world, 10);
     let number = *world.agents[0].core.leases.iter().map(|hold| &hold.number).next().unwrap();
     for node in 0..2 {
@@ -627,7 +631,7 @@ fn a_forced_release_counts_after_a_majority_has_released() {
 fn an_agent_without_red_servers_names_the_missing_setting() {
     let mut world = World::new(7, 3, 1, |settings| settings.red = None);
     let a = world.open(0);
-    world.command(0, a, red_lock("x", NOW, None));
+    world.command(0, a, red(NOW, None));
     let reply = world.replies_of(0, a).remove(0);
     assert!(format!("{reply:?}").contains("SYNTAX `x`"), "{reply:?}");
     assert!(format!("{reply:?}").contains("--redlock-url"), "{reply:?}");

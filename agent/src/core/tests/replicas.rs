@@ -4,12 +4,10 @@ use std::time::Duration;
 
 use redisson::Kind;
 
-use super::world::{Network, Replicas, World, lock_command, name, short};
+use super::world::{FOREIGN, Network, Replicas, World, lock_command, name};
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::protocol::resp::Frame;
 use crate::types::ConnectionId;
-
-const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 /// Returns the only reply to a session, which must be an error.
 fn error(world: &mut World, id: ConnectionId) -> String {
@@ -50,8 +48,7 @@ fn a_re_entry_that_too_few_replicas_confirm_leaves_the_hold_unchanged() {
     for kind in [Kind::Lock, Kind::Read] {
         let mut world = World::with_replicas(1);
         let a = world.open();
-        world.lock_as(a, "x", kind);
-        assert_eq!(world.reply(a), "held 1");
+        world.hold_as(a, "x", kind);
         world.replicas = Replicas::Confirm(0);
         world.lock_as(a, "x", kind);
         assert!(error(&mut world, a).starts_with("UNAVAILABLE `x`: it is not entered again: 0 of"));
@@ -64,8 +61,7 @@ fn a_re_entry_that_too_few_replicas_confirm_leaves_the_hold_unchanged() {
         world.lock_as(a, "x", kind);
         assert!(error(&mut world, a).contains("0 are connected"));
         assert_eq!(counts(&world), [1]);
-        world.unlock(a, "x");
-        assert_eq!(world.reply(a), "0");
+        world.leave(a, "x");
         assert_nothing_left(&world);
     }
 }
@@ -87,8 +83,7 @@ fn the_count_before_a_failed_re_entry_is_restored_until_redis_has_it() {
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
     assert_eq!(world.redis["x"].fields.values().copied().collect::<Vec<_>>(), [1]);
-    world.unlock(a, "x");
-    assert_eq!(world.reply(a), "0");
+    world.leave(a, "x");
 }
 
 #[test]
@@ -110,12 +105,8 @@ fn a_hand_over_that_too_few_replicas_confirm_leaves_the_lock_free() {
     world.lock(b, "x");
     world.served.clear();
     world.unlock(a, "x");
-    assert_eq!(short_replies(&mut world, a), ["held 1", "0"]);
+    assert_eq!(world.short_replies(a), ["held 1", "0"]);
     assert_eq!((world.reply(b), world.served.as_slice()), ("held 1".into(), &["hand_over"][..]));
-}
-
-fn short_replies(world: &mut World, id: ConnectionId) -> Vec<String> {
-    world.replies_of(id).iter().map(short).collect()
 }
 
 #[test]

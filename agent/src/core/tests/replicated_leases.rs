@@ -13,8 +13,7 @@ use crate::types::ConnectionId;
 fn holding(kind: Kind) -> (World, ConnectionId) {
     let mut world = World::with_replicas(1);
     let worker = world.open();
-    world.lock_as(worker, "x", kind);
-    assert_eq!(world.reply(worker), "held 1");
+    world.hold_as(worker, "x", kind);
     (world, worker)
 }
 

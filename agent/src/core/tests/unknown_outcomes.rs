@@ -17,11 +17,6 @@ fn lease(ms: u64) -> Option<Lease> {
     Lease::new(Duration::from_millis(ms))
 }
 
-/// Returns all replies to a session, in short form.
-fn short_replies(world: &mut World, id: ConnectionId) -> Vec<String> {
-    world.replies_of(id).iter().map(short).collect()
-}
-
 fn valid_ms(world: &mut World, id: ConnectionId) -> u64 {
     let replies = world.replies_of(id);
     let Some(crate::protocol::resp::Frame::Map(pairs)) = replies.last() else {
@@ -54,7 +49,7 @@ fn a_hold_lost_before_its_grant_is_sent_is_reported_as_lost() {
     lock_as(&mut world, a, 2, "y", 0);
     world.redis.remove("y");
     world.pass(Duration::from_secs(21));
-    assert_eq!(short_replies(&mut world, a), ["null", "LOST"]);
+    assert_eq!(world.short_replies(a), ["null", "LOST"]);
 }
 
 #[test]
@@ -68,7 +63,7 @@ fn a_pending_re_entry_of_a_lost_hold_is_answered_at_once_and_not_repeated() {
     world.lock(a, "x");
     world.served.clear();
     world.pass(Duration::from_millis(1500));
-    assert_eq!(short_replies(&mut world, a), ["LOST"]);
+    assert_eq!(world.short_replies(a), ["LOST"]);
     world.network = Network::Good;
     world.pass(Duration::from_secs(2));
     assert_eq!(world.served, ["release"], "a lost hold is not renewed");
@@ -217,8 +212,7 @@ fn the_validity_of_a_renewal_counts_from_its_sending() {
 fn a_refused_hand_over_of_unknown_outcome_is_undone_after_its_waiter_left() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
-    world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 1");
+    world.hold(a, "x");
     world.command(b, Command::Lock(LockRequest { lease: lease(60_000), ..lock_command("x") }));
     world.network = Network::Breaks;
     world.unlock(a, "x");
@@ -327,8 +321,7 @@ fn nowait_reports_a_silent_redis_while_an_unknown_attempt_is_undone() {
     let holder = world.open();
     world.network = Network::Good;
     world.pass(Duration::from_secs(3));
-    world.lock(holder, "x");
-    assert_eq!(world.reply(holder), "held 1");
+    world.hold(holder, "x");
     world.network = Network::Slow(5000);
     lock_as(&mut world, workers[0], 0, "x", 0);
     assert_eq!(world.reply(workers[0]), "null", "it is held");

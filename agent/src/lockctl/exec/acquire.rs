@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
+use redisson::millis;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::grant::Grant;
@@ -215,10 +216,10 @@ fn lock_command(args: &ExecArgs, wait: Option<Duration>, traceparent: Option<&st
     let mut command = args.for_locks("LOCK", "MLOCK");
     command.arg("KIND").arg(args.kind.word());
     if let Some(wait) = wait {
-        command.arg("WAIT").arg(duration::as_millis(wait));
+        command.arg("WAIT").arg(millis(wait));
     }
     if let Some(lease) = args.lease {
-        command.arg("LEASE").arg(duration::as_millis(lease));
+        command.arg("LEASE").arg(millis(lease));
     }
     if let Some(traceparent) = traceparent.filter(|_| args.locks.len() == 1) {
         command.arg("TRACEPARENT").arg(traceparent);

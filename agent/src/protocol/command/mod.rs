@@ -7,7 +7,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease, LockName};
 
 pub use parse::parse;
-pub(crate) use parse::{error, shown};
+pub(crate) use parse::{error, shown, upper};
 
 /// The longest time that a LOCK waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,6 +5,7 @@ mod multi;
 use std::time::Duration;
 
 use redisson::{Kind, Lease, LockName};
+use smallvec::SmallVec;
 
 use super::{Command, HoldRequest, ListRequest, LockRequest, SessionName, Wait};
 use crate::protocol::resp::{Args, Frame, Protocol};
@@ -40,12 +41,15 @@ const KINDS: &str = "one of lock, fair, read, write, fenced, red";
 
 type Parsed<T> = Result<T, Frame>;
 
+/// A word of a command in upper case: on the heap only if it is longer than all known words.
+type Word = SmallVec<[u8; 16]>;
+
 /// Parses a command. `protocol` is the connection's, since pushes require RESP3.
 ///
 /// # Errors
 /// Returns the error reply, which names the mistake and the expected form.
 pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
-    let word = args.get(0).unwrap_or_default().to_ascii_uppercase();
+    let word = upper(args.get(0).unwrap_or_default());
     match word.as_slice() {
         b"LOCK" => lock(lock_name(args, LOCK)?, Options::new(args, 2, LOCK)).map(Command::Lock),
         b"UNLOCK" => {
@@ -272,10 +276,10 @@ impl<'a> Options<'a> {
     }
 
     /// Returns the next keyword in upper case.
-    fn next(&mut self) -> Option<Vec<u8>> {
+    fn next(&mut self) -> Option<Word> {
         let word = self.args.get(self.at)?;
         self.at += 1;
-        Some(word.to_ascii_uppercase())
+        Some(upper(word))
     }
 
     /// Fails if another keyword follows.
@@ -398,6 +402,12 @@ fn bounded(word: &str, value: &[u8]) -> Parsed<Vec<u8>> {
         )));
     }
     Ok(value.to_vec())
+}
+
+pub(crate) fn upper(word: &[u8]) -> Word {
+    let mut upper = Word::from_slice(word);
+    upper.make_ascii_uppercase();
+    upper
 }
 
 /// Returns a client's word for an error message: shortened and on one line.

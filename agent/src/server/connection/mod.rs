@@ -47,6 +47,8 @@ use write_buffer::WriteBuffer;
 const COMMANDS_PER_TURN: usize = 32;
 /// The time after which a listing for which there was no memory is tried again.
 const MEMORY_RETRY: Duration = Duration::from_millis(10);
+/// The number of unanswered commands for which a connection without any keeps memory.
+const KEPT_UNANSWERED: usize = 4;
 /// The time for the last replies of a connection at shutdown, a part of the second that the agent gives all connections.
 const LAST_WRITES: Duration = Duration::from_millis(500);
 
@@ -408,7 +410,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         self.input.trim();
         self.output.trim();
         if self.unanswered.is_empty() {
-            self.unanswered = VecDeque::new();
+            self.unanswered.shrink_to(KEPT_UNANSWERED);
         }
         self.decoder.shrink();
         self.share.set_input(self.input.unread().len(), reading);

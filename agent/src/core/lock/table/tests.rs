@@ -51,7 +51,7 @@ fn waiter(id: WaiterId, kind: Kind) -> Waiter {
         position: FairPosition::default(),
         attempt: None,
         undoing: None,
-        turn: None,
+        arrival: None,
         armed: Moment::NEVER,
     }
 }

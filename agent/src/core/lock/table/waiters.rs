@@ -87,11 +87,11 @@ impl LockTable {
     pub(in crate::core) fn remove_waiter(&mut self, id: WaiterId) -> Option<RemovedWaiter> {
         let mut waiter = self.waiters.remove(&id)?;
         self.renumbered.remove(&waiter.number);
-        if let Some(turn) = waiter.turn.take()
+        if let Some(arrival) = waiter.arrival.take()
             && waiter.kind == Kind::Read
             && let Some(state) = self.locks.get_mut(&waiter.name)
         {
-            state.queue.remove_joiner(turn);
+            state.queue.remove_joiner(arrival);
         }
         self.quota.remove_wait(waiter.uid);
         self.timers.set(&mut waiter.armed, Moment::NEVER, LockTimer::Waiter(id));
@@ -107,8 +107,8 @@ impl LockTable {
     pub(in crate::core) fn enqueue(&mut self, name: &LockName, id: WaiterId) {
         let Some(state) = self.locks.get_mut(name) else { return };
         if let Some(waiter) = self.waiters.get_mut(&id) {
-            self.turns += 1;
-            waiter.turn = Some(self.turns);
+            self.latest_arrival += 1;
+            waiter.arrival = Some(self.latest_arrival);
             state.queue.push(id, waiter);
         }
     }

@@ -179,7 +179,7 @@ impl Simulation {
             if state.stall.is_none() {
                 // Events of this very instant may still be in the queue.
                 let now = state.boot(self.now - 1);
-                let watched = hold.mode == LeaseMode::Renewed && hold.kept_back.is_none();
+                let watched = hold.mode == LeaseMode::Renewed && hold.delayed.is_none();
                 if watched && now >= lease.lost_at(hold.valid_until, margin) {
                     return Err(format!("the loss of {field} on {lock} is reported too late"));
                 }

@@ -18,6 +18,8 @@ use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{ConnectionId, Peer, Secret};
 
 pub(super) const LEASE: Duration = Duration::from_secs(30);
+/// A holder or waiter of another client.
+pub(super) const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 /// The fate of scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -272,6 +274,26 @@ impl World {
 
     pub(super) fn lock_as(&mut self, id: ConnectionId, lock: &str, kind: Kind) {
         self.command(id, Command::Lock(LockRequest { kind, ..lock_command(lock) }));
+    }
+
+    /// Acquires a free lock.
+    #[track_caller]
+    pub(super) fn hold(&mut self, id: ConnectionId, lock: &str) {
+        self.lock(id, lock);
+        assert_eq!(self.reply(id), "held 1");
+    }
+
+    #[track_caller]
+    pub(super) fn hold_as(&mut self, id: ConnectionId, lock: &str, kind: Kind) {
+        self.lock_as(id, lock, kind);
+        assert_eq!(self.reply(id), "held 1");
+    }
+
+    /// Releases a lock's only hold.
+    #[track_caller]
+    pub(super) fn leave(&mut self, id: ConnectionId, lock: &str) {
+        self.unlock(id, lock);
+        assert_eq!(self.reply(id), "0");
     }
 
     pub(super) fn lock_within(&mut self, id: ConnectionId, lock: &str, ms: u64) {
@@ -537,6 +559,11 @@ impl World {
         let replies = self.replies_of(id);
         assert_eq!(replies.len(), 1, "{replies:?}");
         short(&replies[0])
+    }
+
+    /// Returns all replies to a session, in short form.
+    pub(super) fn short_replies(&mut self, id: ConnectionId) -> Vec<String> {
+        self.replies_of(id).iter().map(short).collect()
     }
 
     pub(super) fn has_no_reply(&mut self, id: ConnectionId) -> bool {
