@@ -170,7 +170,7 @@ fn announce(config: &Config, pages: SocketAddr, metrics: SocketAddr) -> anyhow::
 /// either.
 fn follow_tokens(access: &Access, shutdown: &Shutdown) -> anyhow::Result<()> {
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
-    let (stop, attempts) = (shutdown.token(), access.attempts.clone());
+    let stop = shutdown.token();
     match access.tokens.clone() {
         Some(tokens) => drop(shutdown.spawn("token file", tokens.follow(hangups, stop))),
         None => drop(shutdown.spawn("hangups", async move {
@@ -178,19 +178,6 @@ fn follow_tokens(access: &Access, shutdown: &Shutdown) -> anyhow::Result<()> {
             stop.run_until_cancelled(ignore).await;
         })),
     }
-    let stop = shutdown.token();
-    shutdown.spawn("login attempts", async move {
-        let log = async {
-            let mut minutes = tokio::time::interval(Duration::from_secs(60));
-            loop {
-                minutes.tick().await;
-                if let Some(attempts) = attempts.take_unlogged(SteadyMillis::now().0 / 1_000) {
-                    tracing::warn!(attempts, "login rejected: unknown token");
-                }
-            }
-        };
-        stop.run_until_cancelled(log).await;
-    });
     Ok(())
 }
 

@@ -104,11 +104,16 @@ pub fn count(n: u64) -> String {
     grouped
 }
 
+/// Returns a count with its noun in the right number.
+#[must_use]
+pub fn amount(n: u64, one: &str, several: &str) -> String {
+    format!("{} {}", count(n), if n == 1 { one } else { several })
+}
+
 /// Returns a count with its noun, which takes an `s` in the plural.
 #[must_use]
 pub fn counted(n: u64, noun: &str) -> String {
-    let plural = if n == 1 { "" } else { "s" };
-    format!("{} {noun}{plural}", count(n))
+    amount(n, noun, &format!("{noun}s"))
 }
 
 #[cfg(test)]

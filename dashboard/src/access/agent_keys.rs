@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use service_kit::settings::watched_file::{FileVersion, follow};
 use service_kit::signing::PublicKey;
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
-use super::text_file::{self, FileVersion, entries, read};
+use super::text_file::{CHECK_INTERVAL, entries, read};
 
 /// The longest name of a key in characters.
 const MAX_NAME: usize = 64;
@@ -86,7 +87,7 @@ impl AgentKeys {
 
     /// Reads the file again when it changes and at each signal, until `stop` is cancelled.
     pub async fn follow(self, hangups: Signal, stop: CancellationToken) {
-        text_file::follow(self, hangups, stop, Self::check).await;
+        follow(self, CHECK_INTERVAL, Some(hangups), stop, Self::check).await;
     }
 
     /// Reads the file again if it has changed, or if `asked` to.

@@ -30,10 +30,7 @@ struct Counts {
     by_address: HashMap<IpAddr, Count>,
     /// Tokens that were accepted, each with an address and the last time.
     accepted: HashMap<(IpAddr, Digest), u64>,
-    /// The attempts since the last line in the log, and its instant.
-    unlogged: u64,
     metric: Option<IntCounter>,
-    logged_at: u64,
 }
 
 #[derive(Debug)]
@@ -72,9 +69,8 @@ impl Attempts {
         counts.accepted.insert(key, now_secs);
     }
 
-    /// Counts a failed or rejected attempt. Returns the number of attempts to log, at most once a minute.
-    #[must_use]
-    pub fn count(&self, from: IpAddr, now_secs: u64) -> Option<u64> {
+    /// Counts a failed or rejected attempt.
+    pub(super) fn count(&self, from: IpAddr, now_secs: u64) {
         let mut counts = self.0.lock();
         if counts.by_address.len() >= MAX_ADDRESSES {
             counts.by_address.retain(|_, count| now_secs < count.since + MINUTE_SECS);
@@ -88,27 +84,9 @@ impl Attempts {
             }
             count.failed = count.failed.saturating_add(1);
         }
-        counts.unlogged += 1;
         if let Some(metric) = &counts.metric {
             metric.inc();
         }
-        counts.due(now_secs)
-    }
-
-    /// Returns the number of attempts that are not logged yet, if a line is due.
-    #[must_use]
-    pub fn take_unlogged(&self, now_secs: u64) -> Option<u64> {
-        self.0.lock().due(now_secs)
-    }
-}
-
-impl Counts {
-    fn due(&mut self, now_secs: u64) -> Option<u64> {
-        if self.unlogged == 0 || now_secs < self.logged_at + MINUTE_SECS {
-            return None;
-        }
-        self.logged_at = now_secs;
-        Some(std::mem::take(&mut self.unlogged))
     }
 }
 
@@ -136,7 +114,7 @@ mod tests {
         attempts.accepted(shared, known, now);
         for from in [shared, other] {
             for _ in 0..MAX_PER_MINUTE {
-                let _line = attempts.count(from, now);
+                attempts.count(from, now);
             }
         }
         assert!(attempts.are_exhausted(shared, NEW, now));
@@ -155,7 +133,7 @@ mod tests {
         let (guesser, other) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
         for _ in 0..MAX_PER_MINUTE {
             assert!(!attempts.are_exhausted(guesser, NEW, now));
-            let _line = attempts.count(guesser, now);
+            attempts.count(guesser, now);
         }
         assert!(
             attempts.are_exhausted(guesser, NEW, now)
@@ -169,21 +147,9 @@ mod tests {
     fn addresses_of_one_network_count_as_one() {
         let attempts = Attempts::default();
         for host in 0..MAX_PER_MINUTE {
-            let _line = attempts.count(format!("2001:db8::{host:x}").parse().unwrap(), 0);
+            attempts.count(format!("2001:db8::{host:x}").parse().unwrap(), 0);
         }
         assert!(attempts.are_exhausted("2001:db8::ffff".parse().unwrap(), NEW, 1));
         assert!(!attempts.are_exhausted("2001:db8:0:1::1".parse().unwrap(), NEW, 1));
-    }
-
-    #[test]
-    fn a_flood_is_one_line_a_minute() {
-        let (attempts, from) = (Attempts::default(), "192.0.2.1".parse().unwrap());
-        assert_eq!(attempts.count(from, 1_000), Some(1));
-        for _ in 0..5_000 {
-            assert_eq!(attempts.count(from, 1_010), None);
-        }
-        assert_eq!(attempts.take_unlogged(1_059), None);
-        assert_eq!(attempts.take_unlogged(1_060), Some(5_000));
-        assert_eq!(attempts.take_unlogged(1_200), None);
     }
 }

@@ -13,7 +13,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio_util::sync::CancellationToken;
 
 use super::csrf::CsrfToken;
-use super::shares::gives_way;
+use super::eviction::gives_way;
 use super::tokens::{Digest, Token, digest};
 use super::{AuthMethod, Stay, Visitor};
 

@@ -7,11 +7,11 @@
 pub mod agent_keys;
 pub mod attempts;
 pub mod csrf;
+pub mod eviction;
 pub mod logins;
 pub mod proxy;
 pub mod rejections;
 pub mod rights;
-pub mod shares;
 mod text_file;
 pub mod token_file;
 pub mod tokens;
@@ -89,6 +89,8 @@ pub struct Access {
     pub logins: Logins,
     pub attempts: Attempts,
     pub rejections: Rejections,
+    /// Rejections because of unknown tokens.
+    pub unknown_tokens: Rejections,
     /// Trusted proxies.
     pub proxy: Option<Proxy>,
     /// True if browsers may send cookies over TLS only.
@@ -181,9 +183,9 @@ impl Access {
             self.attempts.accepted(client, digest, now_secs);
         }
         found.ok_or_else(|| {
-            let unlogged = self.attempts.count(client, now_secs);
-            if let Some(attempts) = unlogged {
-                tracing::warn!(from = %client, attempts, "login rejected: unknown token");
+            self.attempts.count(client, now_secs);
+            if let Some(withheld) = self.unknown_tokens.count(now_secs) {
+                tracing::warn!(from = %client, withheld, "login rejected: unknown token");
             }
             if exhausted { Refusal::Limited } else { Refusal::Unknown }
         })

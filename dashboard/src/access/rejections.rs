@@ -1,4 +1,4 @@
-//! The limit on log lines about rejected visitors, whom anyone can be.
+//! The limit on log lines about rejected visitors and their tokens: anyone can cause them.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 /// The maximum number of lines within a minute.
 const MAX_PER_MINUTE: u32 = 20;
 
-/// Counts rejected visitors. Cheap to clone.
+/// Counts rejections. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Rejections(Arc<Mutex<Lines>>);
 

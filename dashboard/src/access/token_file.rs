@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
+use service_kit::settings::watched_file::{FileVersion, follow};
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
-use super::text_file::{self, FileVersion, read};
+use super::text_file::{CHECK_INTERVAL, read};
 use super::tokens::Tokens;
 
 /// The tokens of a file from when it was last valid.
@@ -46,7 +47,7 @@ impl TokenFile {
 
     /// Reads the file again when it changes and at each signal, until `stop` is cancelled.
     pub async fn follow(self, hangups: Signal, stop: CancellationToken) {
-        text_file::follow(self, hangups, stop, Self::check).await;
+        follow(self, CHECK_INTERVAL, Some(hangups), stop, Self::check).await;
     }
 
     /// Reads the file again if it has changed, or if `asked` to.

@@ -625,17 +625,17 @@ async fn a_history_that_was_removed_is_created_again_with_all_its_rows() {
 
     // Something that is in the way is reported until it is gone, and nothing is lost meanwhile.
     loop {
-        // The writer may create the folder again in between.
+        // In between, the writer may create the folder again, and reports it if that fails halfway.
         std::fs::remove_dir_all(&folder).ok();
         if std::fs::write(&folder, "").is_ok() {
             break;
         }
     }
-    let why = reported(&mut reports, |trouble| trouble.is_some()).await.unwrap();
-    assert!(
-        why.contains("was removed") && why.contains("cannot create the history folder"),
-        "{why}"
-    );
+    let why = reported(&mut reports, |trouble| {
+        trouble.is_some_and(|why| why.contains("cannot create the history folder"))
+    });
+    let why = why.await.unwrap();
+    assert!(why.contains("was removed"), "{why}");
     sender.send(ended(b"a", 4, 40, 45));
     reported(&mut reports, |trouble| trouble.is_some()).await;
     reported(&mut reports, |trouble| trouble.is_some()).await;

@@ -57,6 +57,7 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
         logins: Logins::default(),
         attempts: Attempts::default(),
         rejections: Rejections::default(),
+        unknown_tokens: Rejections::default(),
         secure_cookies: tls.is_some() || public_tls,
         public_origin,
         csrf_key: CsrfKey::default(),

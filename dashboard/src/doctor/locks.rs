@@ -8,7 +8,7 @@ use redisson::{ClientId, HolderId, LockName};
 use serde::Serialize;
 
 use super::finding::{Finding, FindingId, Severity, Subject};
-use super::shown::{amount, bytes, count, duration};
+use super::shown::{amount, bytes, count, counted, duration};
 use super::survey::{GAP, LONG, Leftover, Lock, Survey};
 use crate::clock::millis;
 use crate::model::types::{Certainty, Marker, Queue, Token};
@@ -78,7 +78,7 @@ impl Holders {
             .iter()
             .find_map(|holder| Some((holder.id.client, self.active.get(&holder.id.client)?)));
         if let Some((client, others)) = client {
-            let others = amount(*others, "lock", "locks");
+            let others = counted(*others, "lock");
             proofs.push(format!("its client {client} also holds {others} with a TTL"));
         }
         proofs
@@ -158,7 +158,7 @@ pub(super) fn judge(
     findings.extend(survey.leftovers.iter().filter_map(|left| leftover(left, subject)));
     let idle = survey.tokens.iter().filter(|name| !survey.locks.contains_key(*name)).count();
     if idle > 0 {
-        let idle = amount(to_u64(idle), "fencing token", "fencing tokens");
+        let idle = counted(to_u64(idle), "fencing token");
         findings.push(Finding::new(
             FindingId::Tokens,
             Severity::Note,
@@ -318,7 +318,7 @@ fn head(queue: &Queue, clock: u64) -> String {
         "{}, {} of {} past",
         amount(queue.len, "entry", "entries"),
         count(queue.passed),
-        amount(queue.deadlines, "deadline", "deadlines")
+        counted(queue.deadlines, "deadline")
     );
     match queue.front.first() {
         Some(entry) => {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::finding::{Finding, Omitted, Severity, select};
 use super::locks::LockSummary;
 use super::server::ServerSummary;
-use super::shown::{amount, bytes, count, duration};
+use super::shown::{amount, bytes, count, counted, duration};
 
 /// The version of the JSON form. It is incremented when a field changes its meaning or is removed.
 const SCHEMA: u32 = 1;
@@ -158,7 +158,7 @@ impl fmt::Display for Report {
                     "traffic",
                     &format!(
                         "{} and {} a second in; MONITOR would send about {} a second",
-                        amount(commands, "command", "commands"),
+                        counted(commands, "command"),
                         bytes(input),
                         bytes(monitor)
                     ),
@@ -174,12 +174,12 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "{}, {}, {}. {} in {:.1} s: {}, {:.0} ms of server time.",
-            amount(self.count(Severity::Problem), "problem", "problems"),
-            amount(self.count(Severity::Warning), "warning", "warnings"),
-            amount(self.count(Severity::Note), "note", "notes"),
-            amount(cost.keys, "key", "keys"),
+            counted(self.count(Severity::Problem), "problem"),
+            counted(self.count(Severity::Warning), "warning"),
+            counted(self.count(Severity::Note), "note"),
+            counted(cost.keys, "key"),
             cost.seconds,
-            amount(cost.commands, "command", "commands"),
+            counted(cost.commands, "command"),
             cost.server_seconds * 1_000.0,
         )
     }
@@ -193,9 +193,9 @@ fn describe(server: &ServerSummary) -> String {
     let mut facts = vec![server.version.clone().unwrap_or_else(|| "version unknown".to_owned())];
     facts.extend(server.role.clone());
     if let Some(replicas) = server.replicas.filter(|replicas| *replicas > 0) {
-        facts.push(amount(replicas, "replica", "replicas"));
+        facts.push(counted(replicas, "replica"));
     }
-    facts.extend(server.clients.map(|clients| amount(clients, "client", "clients")));
+    facts.extend(server.clients.map(|clients| counted(clients, "client")));
     format!("{}  {}  {}", server.deployment, server.server, facts.join(", "))
 }
 
@@ -206,7 +206,7 @@ fn write_locks(f: &mut impl fmt::Write, label: &str, database: &LockSummary) -> 
     }
     let kinds = if kinds.is_empty() { String::new() } else { format!(": {}", kinds.join(", ")) };
     let locks = amount(database.locks, "lock held", "locks held");
-    row(f, "locks", &format!("{label}{locks}{kinds}; {}", amount(database.keys, "key", "keys")))?;
+    row(f, "locks", &format!("{label}{locks}{kinds}; {}", counted(database.keys, "key")))?;
     if database.locks > 0 {
         let longest = database.longest_ttl.as_ref().map(|longest| {
             let left = duration(Duration::from_millis(longest.milliseconds));
@@ -219,7 +219,7 @@ fn write_locks(f: &mut impl fmt::Write, label: &str, database: &LockSummary) -> 
         .contended
         .iter()
         .take(CONTENDED)
-        .map(|lock| format!("{} ({})", lock.name, amount(lock.waiters, "waiter", "waiters")))
+        .map(|lock| format!("{} ({})", lock.name, counted(lock.waiters, "waiter")))
         .collect();
     if !contended.is_empty() {
         row(f, "contended", &format!("{label}{}", contended.join(", ")))?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use service_kit::redis::{CallError, Link, is_redis_7};
 
 use super::finding::{Finding, FindingId, Severity, Subject};
-use super::shown::{amount, bytes, count};
+use super::shown::{amount, bytes, count, counted};
 use crate::config::ByteSize;
 use crate::sources::monitor::Bound;
 use crate::sources::read::text;
@@ -163,7 +163,7 @@ impl ServerState {
             "maxmemory-policy is {policy}: once {} are in use ({} now) the server deletes locks that are held; it has evicted {} since its start.",
             bytes(limit),
             bytes(used),
-            amount(evicted, "key", "keys")
+            counted(evicted, "key")
         ))
     }
 
@@ -226,7 +226,7 @@ impl ServerState {
                 Severity::Note,
                 format!(
                     "Only snapshots are on (save \"{save}\", appendonly no): a crash now would undo {}, and free locks that were acquired since the last snapshot.",
-                    amount(changes, "change", "changes")
+                    counted(changes, "change")
                 ),
                 "Run `redis-cli CONFIG SET appendonly yes` to lose at most a second.",
             );
@@ -304,7 +304,7 @@ impl ServerState {
         let others = self.info.iter().filter_map(|(name, value)| {
             let db: u32 = name.strip_prefix("db")?.parse().ok()?;
             let keys = value.strip_prefix("keys=")?.split(',').next()?.parse().ok()?;
-            (!dbs.contains(&db)).then(|| format!("db{db} ({})", amount(keys, "key", "keys")))
+            (!dbs.contains(&db)).then(|| format!("db{db} ({})", counted(keys, "key")))
         });
         let others: Vec<String> = others.collect();
         (!others.is_empty()).then(|| format!("Not checked: {}.", others.join(", ")))

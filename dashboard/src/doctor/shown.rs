@@ -2,12 +2,7 @@
 
 use std::time::Duration;
 
-pub(super) use crate::text::count;
-
-/// Formats a count with its noun.
-pub(super) fn amount(n: u64, one: &str, several: &str) -> String {
-    format!("{} {}", count(n), if n == 1 { one } else { several })
-}
+pub(super) use crate::text::{amount, count, counted};
 
 /// Formats a number of bytes in the largest unit that leaves a whole number.
 pub(super) fn bytes(n: u64) -> String {
@@ -38,7 +33,6 @@ mod tests {
     #[test]
     fn numbers_are_short_and_have_units() {
         assert_eq!([count(7), count(1_234_567)], ["7", "1,234,567"]);
-        assert_eq!([amount(1, "key", "keys"), amount(0, "key", "keys")], ["1 key", "0 keys"]);
         assert_eq!([bytes(1_000), bytes(3 << 20), bytes(2_047)], ["1,000 bytes", "3 MiB", "1 KiB"]);
         let shown = [59, 90, 7_265, 200_000].map(|s| duration(Duration::from_secs(s)));
         assert_eq!(shown, ["59 s", "1 min 30 s", "2 h 1 min", "2 d 7 h"]);

@@ -1,7 +1,7 @@
 //! Metrics of the model: its events, and the latest snapshot at each scrape.
 
 mod named_locks;
-mod once;
+mod problems;
 mod snapshot;
 
 use std::collections::HashSet;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::once::{Problem, is_acknowledged};
+use super::problems::{Problem, is_acknowledged};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, LockId, ProblemKind};
 
@@ -94,7 +94,7 @@ fn cut(id: &LockId) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::once::problems;
+    use super::super::problems::problems;
     use super::*;
     use crate::model::types::{LockView, ProblemView};
     use crate::query::fixtures::{self, leaked, lock};

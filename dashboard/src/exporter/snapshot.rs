@@ -8,12 +8,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, IntGauge, IntGaugeVec};
+use prometheus::{Gauge, GaugeVec};
 use service_kit::metrics::Registrar;
 
 use super::GroupCounters;
 use super::named_locks::{NamedLocks, Row};
-use super::once::{self, Problem};
+use super::problems::{Problem, is_acknowledged, problems};
 use crate::clock::SteadyMillis;
 use crate::metrics::NODE;
 use crate::model::actor::Hub;
@@ -29,21 +29,21 @@ pub(super) struct SnapshotCollector {
     groups: GroupCounters,
     /// Locked while the gauges below are being filled and read.
     filling: Mutex<()>,
-    locks: IntGaugeVec,
-    holders: IntGaugeVec,
-    waiters: IntGaugeVec,
+    locks: GaugeVec,
+    holders: GaugeVec,
+    waiters: GaugeVec,
     oldest: GaugeVec,
-    problems: IntGaugeVec,
+    problems: GaugeVec,
     problem_since: GaugeVec,
-    not_kept: IntGauge,
-    possible_not_kept: IntGauge,
-    source_state: IntGaugeVec,
+    not_kept: Gauge,
+    possible_not_kept: Gauge,
+    source_state: GaugeVec,
     source_success: GaugeVec,
     source_lag: GaugeVec,
-    up: IntGaugeVec,
-    evicts: IntGaugeVec,
-    refuses: IntGaugeVec,
-    unserved_slots: IntGaugeVec,
+    up: GaugeVec,
+    evicts: GaugeVec,
+    refuses: GaugeVec,
+    unserved_slots: GaugeVec,
 }
 
 impl SnapshotCollector {
@@ -55,10 +55,7 @@ impl SnapshotCollector {
         groups: GroupCounters,
         names: bool,
     ) -> prometheus::Result<Self> {
-        let ints = |name: &str, help: &str, labels: &[&str]| {
-            IntGaugeVec::new(make.opts(name, help), labels)
-        };
-        let floats =
+        let gauges =
             |name: &str, help: &str, labels: &[&str]| GaugeVec::new(make.opts(name, help), labels);
         let of_lock = ["deployment", "kind", "lock_group"];
         Ok(Self {
@@ -67,63 +64,63 @@ impl SnapshotCollector {
             named: names.then(Mutex::default),
             groups,
             filling: Mutex::new(()),
-            locks: ints("locks", "Confirmed locks that are held.", &of_lock)?,
-            holders: ints("holders", "Holders of confirmed locks.", &of_lock)?,
-            waiters: ints(
+            locks: gauges("locks", "Confirmed locks that are held.", &of_lock)?,
+            holders: gauges("holders", "Holders of confirmed locks.", &of_lock)?,
+            waiters: gauges(
                 "waiters",
                 "Waiters of confirmed locks: their number where exact, otherwise a lower bound.",
                 &["deployment", "lock_group", "exact"],
             )?,
-            oldest: floats(
+            oldest: gauges(
                 "oldest_hold_start_timestamp_seconds",
                 "Start of the longest hold, or the earliest known time of it; without locks expected to be held long.",
                 &["deployment", "lock_group"],
             )?,
-            problems: ints(
+            problems: gauges(
                 "problems",
                 "Current problems of locks.",
                 &["deployment", "problem", "certainty", "lock_group", "acknowledged"],
             )?,
-            problem_since: floats(
+            problem_since: gauges(
                 "problem_since_timestamp_seconds",
                 "Start of a problem that has lasted for a minute or more; at most 50 series.",
                 &["deployment", "problem", "certainty", "lock_group", "lock", "acknowledged"],
             )?,
-            not_kept: IntGauge::with_opts(make.opts(
+            not_kept: Gauge::with_opts(make.opts(
                 "locks_not_kept",
                 "Locks beyond --max-locks, counted in the latest scan.",
             ))?,
-            possible_not_kept: IntGauge::with_opts(make.opts(
+            possible_not_kept: Gauge::with_opts(make.opts(
                 "possible_locks_not_kept",
                 "Hashes that resemble locks and never expire, beyond those that are followed, counted in the latest scan.",
             ))?,
-            source_state: ints(
+            source_state: gauges(
                 "source_state",
                 "State of a source: 1 for its current state.",
                 &["deployment", "node", "source", "state"],
             )?,
-            source_success: floats(
+            source_success: gauges(
                 "source_last_success_timestamp_seconds",
                 "Time of a source's last success.",
                 &["deployment", "node", "source"],
             )?,
-            source_lag: floats(
+            source_lag: gauges(
                 "source_lag_seconds",
                 "Delay with which known locks are read.",
                 &["deployment", "node", "source"],
             )?,
-            up: ints("redis_up", "1 if the server can be read.", &NODE)?,
-            evicts: ints(
+            up: gauges("redis_up", "1 if the server can be read.", &NODE)?,
+            evicts: gauges(
                 "redis_evicts",
                 "1 if the server may evict locks when it is full.",
                 &NODE,
             )?,
-            refuses: ints(
+            refuses: gauges(
                 "redis_refuses_writes",
                 "1 if the server refuses writes with this error.",
                 &["deployment", "node", "error"],
             )?,
-            unserved_slots: ints(
+            unserved_slots: gauges(
                 "unserved_slots",
                 "Slots of the cluster that no node serves.",
                 &["deployment"],
@@ -134,30 +131,33 @@ impl SnapshotCollector {
 
 impl Collector for SnapshotCollector {
     fn desc(&self) -> Vec<&Desc> {
-        self.gauges().into_iter().flat_map(Collector::desc).collect()
+        self.metrics().flat_map(Collector::desc).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         let _filling = self.filling.lock();
         self.fill();
-        let families = self.gauges().into_iter().flat_map(Collector::collect);
+        let families = self.metrics().flat_map(Collector::collect);
         families.filter(|family| !family.get_metric().is_empty()).collect()
     }
 }
 
 impl SnapshotCollector {
-    fn gauges(&self) -> [&dyn Collector; 17] {
+    fn metrics(&self) -> impl Iterator<Item = &dyn Collector> {
+        let others: [&dyn Collector; 4] =
+            [&self.groups.detected, &self.groups.ended, &self.not_kept, &self.possible_not_kept];
+        others.into_iter().chain(self.vecs().map(|vec| -> &dyn Collector { vec }))
+    }
+
+    /// Returns the gauges with labels. Each scrape fills their series.
+    fn vecs(&self) -> [&GaugeVec; 13] {
         [
-            &self.groups.detected,
-            &self.groups.ended,
             &self.locks,
             &self.holders,
             &self.waiters,
             &self.oldest,
             &self.problems,
             &self.problem_since,
-            &self.not_kept,
-            &self.possible_not_kept,
             &self.source_state,
             &self.source_success,
             &self.source_lag,
@@ -169,27 +169,13 @@ impl SnapshotCollector {
     }
 
     fn fill(&self) {
-        let ints = [
-            &self.locks,
-            &self.holders,
-            &self.waiters,
-            &self.problems,
-            &self.source_state,
-            &self.up,
-            &self.evicts,
-            &self.refuses,
-            &self.unserved_slots,
-        ];
-        for vec in ints {
-            vec.reset();
-        }
-        for vec in [&self.oldest, &self.problem_since, &self.source_success, &self.source_lag] {
+        for vec in self.vecs() {
             vec.reset();
         }
         self.fill_sources();
         let snapshot = self.hub.snapshot();
-        self.not_kept.set(int(snapshot.not_kept));
-        self.possible_not_kept.set(int(snapshot.possible_not_kept));
+        self.not_kept.set(float(snapshot.not_kept));
+        self.possible_not_kept.set(float(snapshot.possible_not_kept));
         let seen = self.deployments_seen();
         for ((deployment, group), sums) in &snapshot.sums().groups {
             if seen.contains(deployment) {
@@ -197,7 +183,7 @@ impl SnapshotCollector {
             }
         }
         let troubled = snapshot.notable().filter(|lock| seen.contains(&*lock.id.deployment));
-        let problems = once::problems(troubled);
+        let problems = problems(troubled);
         self.fill_problems(&problems);
         if let Some(named) = &self.named {
             let mut named = named.lock();
@@ -224,12 +210,12 @@ impl SnapshotCollector {
     fn fill_group(&self, deployment: &Arc<str>, group: &Arc<str>, sums: &GroupSums) {
         self.groups.begin(deployment, group);
         for (kind, (locks, holders)) in &sums.held {
-            self.locks.with_label_values(&[&**deployment, kind, group]).set(int(*locks));
-            self.holders.with_label_values(&[&**deployment, kind, group]).set(int(*holders));
+            self.locks.with_label_values(&[&**deployment, kind, group]).set(float(*locks));
+            self.holders.with_label_values(&[&**deployment, kind, group]).set(float(*holders));
         }
         for (exact, waiting) in [("true", sums.waiting), ("false", sums.waiting_at_least)] {
             if let Some(waiting) = waiting {
-                self.waiters.with_label_values(&[&**deployment, group, exact]).set(int(waiting));
+                self.waiters.with_label_values(&[&**deployment, group, exact]).set(float(waiting));
             }
         }
         if let Some(at) = sums.oldest {
@@ -240,7 +226,7 @@ impl SnapshotCollector {
     fn fill_problems(&self, problems: &[Problem<'_>]) {
         for &(lock, problem) in problems {
             let (kind, certainty) = (problem.problem.as_str(), problem.certainty.as_str());
-            let acknowledged = as_label(once::is_acknowledged((lock, problem)));
+            let acknowledged = as_label(is_acknowledged((lock, problem)));
             let labels = [&*lock.id.deployment, kind, certainty, &*lock.group, acknowledged];
             self.problems.with_label_values(&labels).inc();
         }
@@ -269,7 +255,7 @@ impl SnapshotCollector {
             for state in SourceState::ALL {
                 self.source_state
                     .with_label_values(&[deployment, node, source, state.as_str()])
-                    .set(i64::from(state == view.state));
+                    .set(f64::from(state == view.state));
             }
             if let Some(at) = view.last_success {
                 self.source_success.with_label_values(&labels).set(seconds(at));
@@ -281,16 +267,16 @@ impl SnapshotCollector {
             }
         }
         for server in self.sources.servers() {
-            let can_read = i64::from(self.sources.can_read(&server));
+            let can_read = f64::from(self.sources.can_read(&server));
             let labels = [&*server.deployment, &*server.node];
             self.up.with_label_values(&labels).set(can_read);
             if let Some(info) = server.info().filter(|info| info.maxmemory_policy.is_some()) {
-                self.evicts.with_label_values(&labels).set(i64::from(info.evicts()));
+                self.evicts.with_label_values(&labels).set(f64::from(info.evicts()));
                 let refusal = server.refusal();
                 for reason in Refusal::ALL {
                     self.refuses
                         .with_label_values(&[labels[0], labels[1], reason.error()])
-                        .set(i64::from(refusal == Some(reason)));
+                        .set(f64::from(refusal == Some(reason)));
                 }
             }
         }
@@ -300,8 +286,9 @@ impl SnapshotCollector {
     }
 }
 
-fn int(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
+#[expect(clippy::cast_precision_loss, reason = "Prometheus has floats only")]
+fn float(number: u64) -> f64 {
+    number as f64
 }
 
 /// Converts to the wall clock, which Prometheus uses.

@@ -16,7 +16,7 @@ use crate::clock::SteadyMillis;
 use crate::metrics::StreamMetrics;
 use crate::model::actor::{Hub, ModelHandle, ReadingReply};
 use crate::model::types::{LockId, Reading};
-use crate::query::shared::SharedPages;
+use crate::query::shared_pages::SharedPages;
 use crate::release::Releases;
 use crate::sources::status::Sources;
 use crate::text::counted;

@@ -23,7 +23,7 @@ use crate::query::facets::Facets;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
-use crate::query::shared::Counted;
+use crate::query::shared_pages::Counted;
 use crate::query::{self, Filter, Listed, LockRow, Order, Paged, Published, Rows, Threads};
 use crate::text::revealed;
 use crate::views::{ListPage, ListView};

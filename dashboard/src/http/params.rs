@@ -9,7 +9,7 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::error::ApiError;
-use crate::clock::{SteadyMillis, WallMillis};
+use crate::clock::{DAY_MS, SteadyMillis, WallMillis};
 use crate::model::types::ProblemKind;
 use crate::query::{Listed, MAX_ROWS, Order};
 use crate::text::revealed;
@@ -294,9 +294,6 @@ pub struct HeldParams {
     #[param(inline, value_type = Option<Format>)]
     pub format: Option<String>,
 }
-
-/// The length of a day, milliseconds.
-const DAY_MS: u64 = 86_400_000;
 
 /// Reads an instant in UTC: `2026-11-21T03:12:00Z`, the same without seconds or zone, `03:12` for the latest such time
 /// of day, or `-15m` for that long before `now`.

@@ -66,6 +66,27 @@ impl Wait {
     pub fn is_same(&self, other: &Self) -> bool {
         self.waiter == other.waiter && self.lock == other.lock && self.holder == other.holder
     }
+
+    /// Returns a wait for a lock of this holder.
+    #[cfg(test)]
+    pub(super) fn of_test(waiter: HolderId, holder: HolderId) -> Self {
+        let name = format!("held by {}", holder.thread);
+        let at = Moment::from_micros;
+        Self {
+            waiter,
+            waiting: Owner::of(waiter, None),
+            lock: (0, LockName::new(name.into_bytes()).unwrap()),
+            holder,
+            holding: Owner::of(holder, None),
+            process: None,
+            confirmed: at(20),
+            begun: at(15),
+            held_from: at(10),
+            doubted_for: None,
+            limited: false,
+            claimed: false,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -179,22 +200,7 @@ mod tests {
     }
 
     fn wait(waiter: i64, holder: i64) -> Wait {
-        let lock = (0, LockName::new(format!("held by {holder}").into_bytes()).unwrap());
-        let at = Moment::from_micros;
-        Wait {
-            waiter: id(waiter),
-            waiting: Owner::of(id(waiter), None),
-            lock,
-            holder: id(holder),
-            holding: Owner::of(id(holder), None),
-            process: None,
-            confirmed: at(20),
-            begun: at(15),
-            held_from: at(10),
-            doubted_for: None,
-            limited: false,
-            claimed: false,
-        }
+        Wait::of_test(id(waiter), id(holder))
     }
 
     fn found(waits: &[(i64, i64)]) -> Vec<Vec<i64>> {

@@ -17,8 +17,8 @@ pub mod owners;
 mod pass;
 mod pick;
 pub mod problems;
-mod recent;
-pub mod shared;
+mod recent_results;
+pub mod shared_pages;
 pub mod threads;
 mod words;
 
@@ -27,6 +27,6 @@ pub use filter::Filter;
 pub use list::{Listed, MAX_ROWS, Published, Query, Rows};
 pub use locks::LockRow;
 pub use order::Order;
-pub use shared::Paged;
+pub use shared_pages::Paged;
 pub use threads::Threads;
 pub use words::{FilterError, quoted, with_term};

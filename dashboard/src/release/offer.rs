@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::{Operator, Outcome, RateLimit, ReleaseError, VALID};
-use crate::access::shares::gives_way;
+use crate::access::eviction::gives_way;
 use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::{LockId, LockView, ProblemKind, QueueEntry, Reading};
 use crate::text::{code, shown_name, visible};

@@ -27,6 +27,7 @@ mod connection;
 mod fine_timer;
 pub mod identity;
 pub mod keyspace;
+mod limits;
 pub mod monitor;
 pub mod pace;
 pub mod poll;

@@ -26,6 +26,7 @@ use crate::metrics::ScanNodeMetrics;
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
+use crate::text::counted;
 
 /// Possible locks are read together: this number, or as many as have been found after the interval below.
 const CANDIDATES: usize = 200;
@@ -130,9 +131,8 @@ impl Scan {
         let round = took + pause;
         self.status.set_pass(Pass { first: None, round: Some(round + took) });
         let mut detail = format!(
-            "{} {} in {}; again in {}",
-            state.seen,
-            if state.seen == 1 { "key" } else { "keys" },
+            "{} in {}; again in {}",
+            counted(state.seen, "key"),
             humantime::format_duration(Duration::from_millis(millis(took))),
             humantime::format_duration(rounded(pause))
         );

@@ -5,7 +5,7 @@ use std::time::Duration;
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, millis};
 use crate::model::types::Since;
 pub(super) use crate::text::count;
 
@@ -172,7 +172,7 @@ impl Validity {
         renewed: String,
         now: SteadyMillis,
     ) -> Self {
-        let millis = u64::try_from(valid.as_millis()).unwrap_or(u64::MAX);
+        let millis = millis(valid);
         let left_millis = millis.saturating_sub(now.millis_since(read_at));
         let left = duration(left_millis);
         Self { read_at: read_at.0, millis, left, left_millis, renewed }
@@ -182,6 +182,7 @@ impl Validity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::DAY_MS;
 
     #[test]
     fn a_future_instant_is_not_shown_as_past() {
@@ -194,11 +195,10 @@ mod tests {
 
     #[test]
     fn a_day_is_named_unless_it_is_today() {
-        const DAY: u64 = 86_400_000;
         let day = |at, now| Clock::new(SteadyMillis(at), SteadyMillis(now)).day().to_owned();
-        assert_eq!(day(DAY, DAY + 5), "");
-        assert_eq!(day(DAY - 1, DAY + 5), "1970-01-01");
-        assert_eq!(day(DAY, 0), "1970-01-02", "a patch leaves it to the script");
+        assert_eq!(day(DAY_MS, DAY_MS + 5), "");
+        assert_eq!(day(DAY_MS - 1, DAY_MS + 5), "1970-01-01");
+        assert_eq!(day(DAY_MS, 0), "1970-01-02", "a patch leaves it to the script");
     }
 
     #[test]

@@ -10,14 +10,12 @@ use super::picture::Circle;
 use super::prose::Prose;
 use super::row::{Badge, HoldersCell, row_id};
 use super::{Chrome, ListPage, format, links};
-use crate::clock::SteadyMillis;
+use crate::clock::{DAY_MS, SteadyMillis};
 use crate::model::types::{Acknowledgement, ClearedProblem, LockView, RedView};
 use crate::query::Listed as _;
 use crate::query::incidents::IncidentRow;
 use crate::text;
 
-/// A day, in milliseconds.
-const DAY_MS: u64 = 24 * 3_600_000;
 /// The maximum number of locks that a row names.
 const NAMED: usize = 20;
 

@@ -10,6 +10,7 @@ use super::page::{self, Frame};
 use super::prose::Prose;
 use super::row::{Badge, Ttl, client_words};
 use super::{ReleasePage, ReleaseStep, links};
+use crate::clock::millis;
 use crate::model::types::LockView;
 use crate::query::incidents::IncidentRow;
 use crate::release::{Choice, MAX_REASON, Offer, VALID};
@@ -89,9 +90,7 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
         ReleaseStep::Ask { offer, target, .. } => Some((offer, target.as_deref())),
         ReleaseStep::Nothing(_) | ReleaseStep::Done(_) => None,
     };
-    let ttl_millis = asked
-        .and_then(|(offer, _)| offer.ttl)
-        .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+    let ttl_millis = asked.and_then(|(offer, _)| offer.ttl).map(millis);
     let read_at = asked.map_or(now, |(offer, _)| offer.read_at);
     let held = asked.filter(|(offer, _)| offer.hash.is_some());
     let problem = asked.and_then(|(offer, _)| {

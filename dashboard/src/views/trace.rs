@@ -12,7 +12,7 @@ use super::fragments::LiveRow;
 use super::owner_name::OwnerName;
 use super::prose::Prose;
 use super::{LockPage, links};
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, millis};
 use crate::model::owner_names::OwnerNames;
 use crate::sources::trace::{Step, Trace};
 use crate::sources::view::{SourceState, SourceView};
@@ -51,10 +51,7 @@ pub fn label(action: &Action) -> &'static str {
 #[must_use]
 pub fn sentence(action: &Action, names: &OwnerNames) -> String {
     let until = |lease: &Option<std::time::Duration>| match lease {
-        Some(lease) => {
-            let millis = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-            format!(" for {}", format::round_duration(millis))
-        }
+        Some(lease) => format!(" for {}", format::round_duration(millis(*lease))),
         None => String::new(),
     };
     match action {

@@ -1,10 +1,9 @@
 //! TLS for a server, with reloading of a renewed certificate.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use rustls::crypto::ring;
@@ -17,6 +16,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::settings::watched_file::{FileVersion, follow};
+
 /// The interval between two checks of the files for a renewed certificate.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -25,7 +26,11 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 pub struct ServerTls {
     acceptor: DebugAcceptor,
     files: Arc<CertificateFiles>,
+    loaded: Versions,
 }
+
+/// The versions of certificate and key.
+type Versions = [Option<FileVersion>; 2];
 
 #[derive(Clone)]
 struct DebugAcceptor(TlsAcceptor);
@@ -40,13 +45,8 @@ impl std::fmt::Debug for DebugAcceptor {
 struct CertificateFiles {
     certificate: PathBuf,
     key: PathBuf,
-    /// The versions that were read first.
-    first: Modified,
     now: RwLock<Arc<CertifiedKey>>,
 }
-
-/// The times at which certificate and key were modified.
-type Modified = [Option<SystemTime>; 2];
 
 impl ResolvesServerCert for CertificateFiles {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
@@ -60,19 +60,18 @@ impl ServerTls {
     /// # Errors
     /// A sentence that names the file and the mistake.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, String> {
-        let first = modified(certificate, key);
+        let loaded = versions(certificate, key);
         let now = RwLock::new(Arc::new(read(certificate, key)?));
         let files = Arc::new(CertificateFiles {
             certificate: certificate.to_owned(),
             key: key.to_owned(),
-            first,
             now,
         });
         let resolver: Arc<dyn ResolvesServerCert> = Arc::<CertificateFiles>::clone(&files);
         let mut config =
             rustls::ServerConfig::builder().with_no_client_auth().with_cert_resolver(resolver);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { acceptor: DebugAcceptor(TlsAcceptor::from(Arc::new(config))), files })
+        Ok(Self { acceptor: DebugAcceptor(TlsAcceptor::from(Arc::new(config))), files, loaded })
     }
 
     /// Checks the files that [`load`](Self::load) reads.
@@ -90,29 +89,19 @@ impl ServerTls {
 
     /// Reloads a renewed certificate until `stop` is cancelled. An invalid one is logged, and the old one stays in use.
     pub async fn follow_files(self, stop: CancellationToken) {
-        let follow = async {
-            let mut loaded = self.files.first;
-            let mut clock = tokio::time::interval(RELOAD_INTERVAL);
-            loop {
-                clock.tick().await;
-                let files = Arc::clone(&self.files);
-                // The files may be on a mount that hangs.
-                let checked = tokio::task::spawn_blocking(move || files.check(loaded));
-                let Ok(now) = checked.await else { return };
-                loaded = now;
-            }
-        };
-        stop.run_until_cancelled(follow).await;
+        follow(self, RELOAD_INTERVAL, None, stop, |tls, _| tls.renew()).await;
+    }
+
+    /// Reloads the files if they have changed.
+    fn renew(&mut self) {
+        let found = versions(&self.files.certificate, &self.files.key);
+        if found != self.loaded && self.files.reload() {
+            self.loaded = found;
+        }
     }
 }
 
 impl CertificateFiles {
-    /// Reloads the files if they have changed since `loaded`. Returns what is loaded now.
-    fn check(&self, loaded: Modified) -> Modified {
-        let found = modified(&self.certificate, &self.key);
-        if found == loaded || self.reload() { found } else { loaded }
-    }
-
     /// Loads the files, and returns `true` on success. Key and certificate may be written one after the other, so a
     /// mismatched pair is tried again.
     fn reload(&self) -> bool {
@@ -130,8 +119,8 @@ impl CertificateFiles {
     }
 }
 
-fn modified(certificate: &Path, key: &Path) -> Modified {
-    [certificate, key].map(|path| fs::metadata(path).and_then(|file| file.modified()).ok())
+fn versions(certificate: &Path, key: &Path) -> Versions {
+    [certificate, key].map(FileVersion::of)
 }
 
 fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
@@ -155,6 +144,7 @@ fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::mpsc;
 
     use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
@@ -202,8 +192,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pair = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let pipe = write(folder.path(), "cert.pem", &pair.cert.pem());
-        // Files of the same moment may have the same time.
-        fs::File::open(&pipe).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let key = write(folder.path(), "key.pem", &pair.signing_key.serialize_pem());
         let (runs, running) = mpsc::channel();
         std::thread::spawn(move || {

@@ -177,6 +177,10 @@ mod tests {
                 assert_eq!(poll(&mut stream), None);
                 tokio::time::advance(Duration::from_millis(1)).await;
             }
+            // The kernel may deliver bytes after the call that sent them.
+            while stream.socket.peek(&mut [0; 9]).unwrap_or(0) < 9 {
+                std::thread::yield_now();
+            }
             tokio::time::advance(Duration::from_millis(1)).await;
             assert_eq!(poll(&mut stream).unwrap(), [b'b'; 9]);
             assert_eq!(paused_at.elapsed(), PAUSE);

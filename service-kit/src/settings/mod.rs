@@ -14,6 +14,7 @@ mod folder;
 mod layers;
 mod print;
 mod value;
+pub mod watched_file;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

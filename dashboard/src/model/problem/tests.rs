@@ -1,7 +1,7 @@
-use redisson::{ClientId, LockName};
+use redisson::ClientId;
 
 use super::*;
-use crate::model::deadlock::{Owner, Wait};
+use crate::model::deadlock::Wait;
 use crate::model::types::Since;
 
 fn at(secs: u64) -> Moment {
@@ -275,18 +275,9 @@ fn a_waiter_for_a_lock_that_changes_hands_needs_no_release() {
 fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_or_a_claim_is_suspected() {
     let holders = holders();
     let wait = |waiter, holder, (limited, claimed)| Wait {
-        waiter: id(waiter),
-        waiting: Owner::of(id(waiter), None),
-        lock: (0, LockName::new(&b"other"[..]).unwrap()),
-        holder: id(holder),
-        holding: Owner::of(id(holder), None),
-        process: None,
-        confirmed: at(20),
-        begun: at(15),
-        held_from: at(10),
-        doubted_for: None,
         limited,
         claimed,
+        ..Wait::of_test(id(waiter), id(holder))
     };
     let none = (false, false);
     for (either, certainty) in
@@ -301,7 +292,7 @@ fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_or_a_claim_is_suspected() {
         assert_eq!(only(&case), Some((ProblemKind::Deadlock, certainty)));
         let problem = explain(&case, judge(&case)[0]);
         assert_eq!(problem.evidence.len(), 2);
-        assert!(problem.evidence[0].text.contains("waits for `other`"), "{problem:?}");
+        assert!(problem.evidence[0].text.contains("waits for `held by 9`"), "{problem:?}");
         assert_eq!(only(&Case { holders: &[], ..case }), None);
     }
 }

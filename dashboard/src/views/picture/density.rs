@@ -10,6 +10,7 @@ use super::time_axis::{Mark, TimeAxis};
 use crate::archive::BUCKETS;
 use crate::clock::SteadyMillis;
 use crate::model::types::EVENT_WORDS;
+use crate::text::counted;
 
 /// The width of a part of the span, and of the whole.
 const STEP: u64 = 10;
@@ -125,8 +126,7 @@ impl<'a> Strip<'a> {
 
 fn summary(total: u64, page: &HistoryPage) -> String {
     let span = page.to.millis_since(page.from);
-    let events = if total == 1 { "event" } else { "events" };
-    format!("{} {events} within {}", format::count(total), format::round_duration(span))
+    format!("{} within {}", counted(total, "event"), format::round_duration(span))
 }
 
 /// Returns the number of events of each type, in words.

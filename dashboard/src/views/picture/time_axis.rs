@@ -4,12 +4,10 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::super::format::rfc3339;
-use crate::clock::SteadyMillis;
+use crate::clock::{DAY_MS, SteadyMillis};
 
 /// The number of parts into which labels divide the time.
 const PARTS: u64 = 4;
-/// The length of a day, in milliseconds.
-const DAY_MS: u64 = 86_400_000;
 
 /// A span of time along the width of a picture.
 #[derive(Debug, Clone, Copy)]

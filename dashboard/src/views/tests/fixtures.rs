@@ -1,7 +1,7 @@
 //! Pages for tests: calm, troubled, hostile and empty.
 
 use std::sync::Arc;
-use thin_vec::{ThinVec, thin_vec};
+use thin_vec::thin_vec;
 
 use redisson::{Kind, LockName};
 
@@ -11,6 +11,7 @@ use crate::model::contention::{Contention, GroupTally, LockTally, Minute, Tally}
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::*;
 use crate::query::contention::ContentionRow;
+use crate::query::fixtures;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::{Filter, Listed, LockRow, Published, Query, Rows};
@@ -59,31 +60,18 @@ pub(in crate::views) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
     let passed = held_ms % 10_000;
     LockView {
         id: id(name),
-        state: State::Held,
-        confirmed: true,
-        kind: Kind::Lock,
         holders: vec![holder(n, 1, held_ms, true)],
         expires_at: Some(SteadyMillis(ago(700).0 + 30_000 - passed.saturating_sub(700))),
         observed: Observed::new(ago(700)),
         lease_ms: Some(30_000),
         renewed: held_ms > 20_000,
-        renewals: None,
-        problems: ThinVec::new(),
         events: happenings([
             (held_ms + 1_200, Source::Channels, "released", "A release was told on its channel."),
             (held_ms, Source::Poll, "taken", "Thread 31 took it; the lease is 30 s."),
         ]),
-        history: HistoryView::default(),
-        red: None,
         sources: [Source::Scan, Source::Poll, Source::Channels].into_iter().collect(),
-        queued: false,
-        waiters: ThinVec::new(),
-        waiting: 0,
-        waiters_exact: false,
-        queue: ThinVec::new(),
-        token: None,
         group: "orders:*".into(),
-        expected_long: false,
+        ..fixtures::lock("x")
     }
 }
 
@@ -322,7 +310,7 @@ pub(super) fn contended_lock() -> LockView {
 }
 
 fn published(locks: Vec<LockView>) -> Published {
-    Published { contention: Arc::new(last_hour()), ..crate::query::fixtures::published(locks) }
+    Published { contention: Arc::new(last_hour()), ..fixtures::published(locks) }
 }
 
 fn rows<T: Listed>(published: &Published) -> Rows<T> {

@@ -16,7 +16,7 @@ use super::locks::LockRow;
 use super::order::Order;
 use super::owners::OwnerRow;
 use super::problems::ProblemRow;
-use super::recent::Recent;
+use super::recent_results::Recent;
 use super::threads::Threads;
 use crate::clock::SteadyMillis;
 use crate::model::actor::Hub;

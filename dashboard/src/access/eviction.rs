@@ -1,4 +1,4 @@
-//! The shares of users in a common limit.
+//! The choice of the user who loses a place when a common limit is reached.
 
 use std::collections::HashMap;
 use std::hash::Hash;
