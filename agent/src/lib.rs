@@ -43,7 +43,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Config;
 use crate::core::Input;
 use crate::identity::Identity;
-use crate::metrics::{Metrics, OldestCollector, PREFIX};
+use crate::metrics::{Metrics, PREFIX};
 use crate::policy::Policy;
 use crate::runtime::{Backend, Channels, ServersStart, Start};
 use crate::server::connection::{BYTES_OF_COMMAND, Buffers, Shared};
@@ -204,7 +204,6 @@ fn file_budget(max_sessions: usize) -> FileBudget {
 
 fn register_metrics(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Metrics>> {
     let metrics = Arc::new(Metrics::new(registry, &config.deployment)?);
-    registry.register(Box::new(OldestCollector(Arc::clone(&metrics))))?;
     // Dashboards compare the margins and the lateness of renewals with it.
     let make = Registrar::new(registry, PREFIX);
     let lease = make.opts("lease_seconds", "The lease that the watchdog renews.");

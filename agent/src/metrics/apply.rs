@@ -17,32 +17,35 @@ impl Metrics {
     /// Applies one report.
     pub(crate) fn apply(&self, report: &Report) {
         match report {
-            Report::GroupSeen { group, groups } => self.group_seen(group, *groups),
+            Report::GroupSeen { group, groups } => self.groups.seen(group, *groups),
             Report::Acquisition { group, kind, outcome } => {
-                self.acquisitions.with_label_values(&[group, kind.as_str(), outcome]).inc();
+                self.groups.acquisitions.with_label_values(&[group, kind.as_str(), outcome]).inc();
             }
             Report::Waited { group, outcome, wait } => {
-                self.wait_seconds
+                self.groups
+                    .wait_seconds
                     .with_label_values(&[&**group, outcome])
                     .observe(wait.as_secs_f64());
             }
             Report::WaitBegan { group, kind, number, since } => {
-                self.wait_began(group, *kind, (*since, *number));
+                self.groups.wait_began(group, *kind, (*since, *number));
             }
             Report::WaitEnded { group, kind, number, since } => {
-                self.wait_ended(group, *kind, (*since, *number));
+                self.groups.wait_ended(group, *kind, (*since, *number));
             }
             Report::HoldBegan { group, kind, number, granted } => {
-                self.hold_began(group, *kind, (*granted, *number));
+                self.groups.hold_began(group, *kind, (*granted, *number));
             }
             Report::HoldEnded { group, kind, number, granted, end, held } => {
-                self.hold_ended(group, *kind, (*granted, *number), *end, *held);
+                self.groups.hold_ended(group, *kind, (*granted, *number), *end, *held);
             }
             Report::Lost { group, end } => self.lost(group, *end),
-            Report::LeaseOverrun { group } => self.lease_overruns.with_label_values(&[group]).inc(),
-            Report::HandOver { group } => self.handovers.with_label_values(&[group]).inc(),
+            Report::LeaseOverrun { group } => {
+                self.groups.lease_overruns.with_label_values(&[group]).inc();
+            }
+            Report::HandOver { group } => self.groups.handovers.with_label_values(&[group]).inc(),
             Report::Renewals { group, outcome, count } => {
-                self.renewals.with_label_values(&[&**group, outcome]).inc_by(*count);
+                self.groups.renewals.with_label_values(&[&**group, outcome]).inc_by(*count);
             }
             Report::RenewalRoundTrip(took) => self.renewal_seconds.observe(took.as_secs_f64()),
             Report::RenewalLateness(late) => observe_all(&self.renewal_lateness, late),
@@ -59,7 +62,7 @@ impl Metrics {
             Report::JournalError => self.journal_errors.inc(),
             Report::Slept => self.sleeps.inc(),
             Report::NodeVote { node, outcome } => {
-                self.red_votes.with_label_values(&[node.as_str(), outcome]).inc();
+                self.servers.red_votes.with_label_values(&[node.as_str(), outcome]).inc();
             }
             Report::Confirmation(outcome) => self.confirmations.with_label_values(&[outcome]).inc(),
         }

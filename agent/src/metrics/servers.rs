@@ -1,9 +1,14 @@
 //! The metrics of each Redis server.
 
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::proto::Metric;
+use prometheus::{IntCounterVec, IntGaugeVec};
+use service_kit::metrics::Registrar;
 
-use super::{LOST, Metrics, UNSENT};
+use super::{LOST, UNSENT};
 
 /// The maximum number of servers that are no longer in use whose counters stay. The nodes of a cluster may get other
 /// addresses with each restart.
@@ -20,10 +25,79 @@ const BATCHES: [(&str, &str); 4] = [
     ("renewals", "unconfirmed"),
 ];
 
-impl Metrics {
+#[derive(Debug)]
+pub(crate) struct ServerMetrics {
+    pub(crate) reconnects: IntCounterVec,
+    pub(crate) master_changes: IntCounterVec,
+    pub(crate) redis_up: IntGaugeVec,
+    /// 1 for servers that may evict locks when their memory is full.
+    pub(crate) redis_evicts: IntGaugeVec,
+    /// Failed scripts by node and the first word of the error.
+    pub(crate) redis_errors: IntCounterVec,
+    pub(super) red_votes: IntCounterVec,
+    replica_batches: IntCounterVec,
+    replicas_acknowledged: IntGaugeVec,
+    redis_server_info: IntGaugeVec,
+    unserved_slots: IntGaugeVec,
+    /// The servers that are no longer in use and still have counters, oldest first.
+    gone: Mutex<VecDeque<String>>,
+    /// The name shared by all agents of one set of locks.
+    deployment: String,
+}
+
+impl ServerMetrics {
+    pub(super) fn new(make: Registrar<'_>, deployment: &str) -> prometheus::Result<Self> {
+        Ok(Self {
+            reconnects: make.counters("reconnects_total", "Reconnections to Redis.", &["node"])?,
+            master_changes: make.counters(
+                "master_changes_total",
+                "Times that the sentinels promoted another master.",
+                &["node"],
+            )?,
+            redis_up: make.gauges("redis_up", "1 while Redis replies, 0 otherwise.", &["node"])?,
+            redis_evicts: make.gauges(
+                "redis_evicts",
+                "1 if Redis may evict locks when its memory is full, 0 otherwise.",
+                &["node"],
+            )?,
+            redis_errors: make.counters(
+                "redis_errors_total",
+                "Failed scripts.",
+                &["node", "error"],
+            )?,
+            red_votes: make.counters(
+                "red_votes_total",
+                "Answers of the servers of red locks to attempts: granted, refused (another holder has it), unfit (not such a lock), silent (no reply in time, or no connection).",
+                &["node", "outcome"],
+            )?,
+            replica_batches: make.counters(
+                "replica_batches_total",
+                "Batches of grants or renewals that replicas had to confirm (--min-replicas), by outcome.",
+                &["node", "batch", "outcome"],
+            )?,
+            replicas_acknowledged: make.gauges(
+                "replicas_acknowledged",
+                "Replicas that acknowledged the latest batch of grants or renewals (--min-replicas); 0 if none is required.",
+                &["node"],
+            )?,
+            redis_server_info: make.gauges(
+                "redis_server_info",
+                "The server and the database whose locks this agent takes; the value is 1.",
+                &["deployment", "node", "run_id", "db"],
+            )?,
+            unserved_slots: make.gauges(
+                "unserved_slots",
+                "Slots of the cluster that no node serves.",
+                &["deployment"],
+            )?,
+            gone: Mutex::default(),
+            deployment: deployment.to_owned(),
+        })
+    }
+
     /// Creates the metrics of a server at 0.
-    pub(crate) fn server(&self, node: &str, red: bool) {
-        self.gone_servers.lock().retain(|gone| gone != node);
+    pub(crate) fn add(&self, node: &str, red: bool) {
+        self.gone.lock().retain(|gone| gone != node);
         self.redis_up.with_label_values(&[node]).set(0);
         self.reconnects.with_label_values(&[node]);
         self.master_changes.with_label_values(&[node]);
@@ -37,8 +111,8 @@ impl Metrics {
 
     /// Removes the gauges of a server that is no longer in use. Its counters stay for later scrapes until [`MAX_GONE`] more
     /// servers are gone.
-    pub(crate) fn server_gone(&self, node: &str) {
-        let mut gone = self.gone_servers.lock();
+    pub(crate) fn remove(&self, node: &str) {
+        let mut gone = self.gone.lock();
         // A server that was never connected lacks some of them.
         self.redis_up.remove_label_values(&[node]).ok();
         self.redis_evicts.remove_label_values(&[node]).ok();
@@ -71,7 +145,7 @@ impl Metrics {
     }
 
     /// Exports which server a connection leads to, in place of `before`.
-    pub(crate) fn server_known(&self, node: &str, db: &str, before: Option<&str>, run_id: &str) {
+    pub(crate) fn identify(&self, node: &str, db: &str, before: Option<&str>, run_id: &str) {
         let info = &self.redis_server_info;
         if let Some(before) = before {
             info.remove_label_values(&[&*self.deployment, node, before, db]).ok();
@@ -85,7 +159,7 @@ impl Metrics {
     }
 
     /// Creates the metrics of batches that replicas of a server must confirm at 0.
-    pub(crate) fn replicated_server(&self, node: &str) {
+    pub(crate) fn add_replicated(&self, node: &str) {
         for (batch, outcome) in BATCHES {
             self.replica_batches.with_label_values(&[node, batch, outcome]);
         }
@@ -94,7 +168,7 @@ impl Metrics {
 
     /// Counts a batch of scripts that replicas had to confirm, and records how many did, unless the server is gone.
     pub(crate) fn on_replica_batch(&self, node: &str, batch: &str, outcome: &str, replicas: u32) {
-        let gone = self.gone_servers.lock();
+        let gone = self.gone.lock();
         if gone.iter().any(|gone| gone == node) {
             return;
         }
@@ -112,7 +186,7 @@ mod tests {
     #[test]
     fn servers_that_never_return_leave_a_bounded_number_of_series() {
         let registry = Registry::new();
-        let metrics = Metrics::new(&registry, "default").unwrap();
+        let servers = ServerMetrics::new(Registrar::new(&registry, "agent"), "default").unwrap();
         let exported = |node: &str| {
             let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
             text.matches(&format!("node=\"{node}\"")).count()
@@ -120,25 +194,25 @@ mod tests {
         let address = |number: usize| format!("10.0.0.{number}:6379");
         let serve = |number: usize| {
             let node = address(number);
-            metrics.server(&node, false);
-            metrics.replicated_server(&node);
-            metrics.redis_up.with_label_values(&[&*node]).set(1);
-            metrics.redis_errors.with_label_values(&[&*node, "READONLY"]).inc();
+            servers.add(&node, false);
+            servers.add_replicated(&node);
+            servers.redis_up.with_label_values(&[&*node]).set(1);
+            servers.redis_errors.with_label_values(&[&*node, "READONLY"]).inc();
             exported(&node)
         };
         let in_use = serve(0);
-        metrics.server_gone(&address(0));
+        servers.remove(&address(0));
         let counters = exported(&address(0));
         assert!(counters > 5 && counters < in_use, "{counters} of {in_use}");
-        metrics.on_replica_batch(&address(0), "grants", "confirmed", 1);
+        servers.on_replica_batch(&address(0), "grants", "confirmed", 1);
         assert_eq!(exported(&address(0)), counters, "a late answer restores no gauge");
         serve(0);
         for number in 1..=MAX_GONE {
             serve(number);
-            metrics.server_gone(&address(number));
+            servers.remove(&address(number));
         }
         assert_eq!((exported(&address(0)), exported(&address(1))), (in_use, counters));
-        metrics.server_gone(&address(0));
+        servers.remove(&address(0));
         assert_eq!((exported(&address(0)), exported(&address(1))), (counters, 0));
     }
 }

@@ -242,7 +242,7 @@ impl Sender {
             self.unsure = confirmed.replicas < self.replicas.wanted;
             let outcome = if self.unsure { "unconfirmed" } else { "confirmed" };
             let batch = self.batch.label();
-            self.metrics.on_replica_batch(&self.node, batch, outcome, confirmed.replicas);
+            self.metrics.servers.on_replica_batch(&self.node, batch, outcome, confirmed.replicas);
             let mut unknown = Vec::new();
             for script in scripts {
                 if script.asking {

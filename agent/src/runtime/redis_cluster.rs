@@ -342,7 +342,7 @@ impl ClusterEvents {
         let wanted: HashSet<Address> =
             routes.slots.masters().iter().chain(routes.redirect_targets.keys()).cloned().collect();
         for (_, gone) in routes.nodes.extract_if(|address, _| !wanted.contains(address)) {
-            self.metrics.server_gone(gone.node.node());
+            self.metrics.servers.remove(gone.node.node());
         }
         for address in wanted {
             routes.nodes.entry(address).or_insert_with_key(|address| self.start(address));
@@ -422,7 +422,7 @@ impl ClusterEvents {
     /// Returns the state of the cluster as a whole.
     fn report(&self, in_doubt: bool) -> FromRedis {
         let mut routes = self.inner.routes.lock();
-        self.metrics.set_unserved_slots(routes.slots.unserved());
+        self.metrics.servers.set_unserved_slots(routes.slots.unserved());
         let trouble = routes.trouble(&self.state.borrow());
         self.inner.cluster.hurry(trouble.is_some() || !routes.misrouted.is_empty());
         let seen = || routes.nodes.values().filter(|node| node.seen);

@@ -173,9 +173,9 @@ impl RedisNode {
         let state = commands.state();
         let renewals_state = renewals.state();
         let node = endpoint.to_string();
-        metrics.server(&node, options.red);
+        metrics.servers.add(&node, options.red);
         if !options.red {
-            metrics.replicated_server(&node);
+            metrics.servers.add_replicated(&node);
         }
         let news = ServerEvents {
             state,
@@ -291,7 +291,7 @@ impl RedisNode {
                 }
                 Err(error) => {
                     let word = word(error);
-                    metrics.redis_errors.with_label_values(&[&*node, word]).inc();
+                    metrics.servers.redis_errors.with_label_values(&[&*node, word]).inc();
                     span.record("error.type", word);
                     span.record("otel.status_code", "ERROR");
                     span.record("otel.status_description", failure(error.clone()).text());
@@ -339,7 +339,11 @@ impl ServerEvents {
                 LinkStatus::Up(_) => None,
                 LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
             });
-        self.metrics.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
+        self.metrics
+            .servers
+            .redis_up
+            .with_label_values(&[&self.node])
+            .set(i64::from(down.is_none()));
         let up = down.is_none();
         let detail = down.unwrap_or_else(|| match &self.master {
             Some(master) => format!("{} answers: {master} is the master", self.node),
@@ -352,7 +356,7 @@ impl ServerEvents {
         if matches!(self.state.borrow_and_update().status, LinkStatus::Up(_)) {
             self.connections += 1;
             if self.connections > 1 {
-                self.metrics.reconnects.with_label_values(&[&self.node]).inc();
+                self.metrics.servers.reconnects.with_label_values(&[&self.node]).inc();
             }
         }
         self.state(false)
@@ -381,7 +385,7 @@ impl ServerEvents {
         if self.evicts.replace(evicts) == Some(evicts) {
             return;
         }
-        self.metrics.redis_evicts.with_label_values(&[&self.node]).set(i64::from(evicts));
+        self.metrics.servers.redis_evicts.with_label_values(&[&self.node]).set(i64::from(evicts));
         if evicts {
             tracing::warn!(
                 redis.node = self.node,
@@ -397,7 +401,7 @@ impl ServerEvents {
             && let Some(run_id) = &info.run_id
             && self.run_id.as_ref() != Some(run_id)
         {
-            self.metrics.server_known(&self.node, &self.db, self.run_id.as_deref(), run_id);
+            self.metrics.servers.identify(&self.node, &self.db, self.run_id.as_deref(), run_id);
             self.run_id = Some(run_id.clone());
         }
     }
@@ -420,7 +424,7 @@ impl ServerEvents {
         let Some(address) = info.address.clone().filter(|_| self.follows) else { return };
         let before = self.master.replace(address.clone());
         if let Some(before) = before.filter(|before| *before != address) {
-            self.metrics.master_changes.with_label_values(&[&self.node]).inc();
+            self.metrics.servers.master_changes.with_label_values(&[&self.node]).inc();
             tracing::warn!(
                 redis.node = self.node, %before, now = %address,
                 "master changed; writes not yet replicated to it are lost"
