@@ -28,6 +28,8 @@ struct Sets {
     choice: Choice,
     wanted: HashSet<Vec<u8>>,
     subscribed: HashSet<Vec<u8>>,
+    /// The channels left at the latest choice: Redis may still count their subscriptions.
+    left: HashSet<Vec<u8>>,
     /// The number of other dashboards with such subscriptions.
     others: u64,
 }
@@ -45,14 +47,13 @@ impl Shards {
         let wanted = if sharded {
             wanted(snapshot, (deployment, share), &mut sets.choice)
         } else if sets.wanted.is_empty() {
+            sets.left.clear();
             return;
         } else {
             HashSet::new()
         };
-        let left: Vec<_> = sets.wanted.difference(&wanted).cloned().collect();
         let new: Vec<_> = wanted.difference(&sets.wanted).cloned().collect();
-        sets.subscribed.retain(|channel| wanted.contains(channel));
-        sets.wanted = wanted;
+        let left = sets.set_wanted(wanted);
         drop(sets);
         subscriber.sunsubscribe(left);
         subscriber.ssubscribe(new);
@@ -72,7 +73,9 @@ impl Shards {
 
     /// Removes all channels after the connection was lost.
     pub(super) fn clear(&self) {
-        self.0.lock().subscribed.clear();
+        let mut sets = self.0.lock();
+        sets.subscribed.clear();
+        sets.left.clear();
     }
 
     /// Returns the number of subscribed channels.
@@ -84,7 +87,8 @@ impl Shards {
     /// one unless there are very many locks. The number of waiters is a lower bound in any case.
     pub(super) fn dashboards(&self, channel: &[u8]) -> u64 {
         let sets = self.0.lock();
-        u64::from(sets.subscribed.contains(channel)) + sets.others
+        let subscribed = sets.subscribed.contains(channel) || sets.left.contains(channel);
+        u64::from(subscribed) + sets.others
     }
 
     /// Counts other dashboards in the reply to CLIENT LIST.
@@ -92,6 +96,17 @@ impl Shards {
         let listening = list.lines().filter(|line| is_listening_dashboard(line)).count() as u64;
         let mut sets = self.0.lock();
         sets.others = listening.saturating_sub(u64::from(!sets.subscribed.is_empty()));
+    }
+}
+
+impl Sets {
+    /// Replaces the wanted channels. Returns those that are no longer wanted.
+    fn set_wanted(&mut self, wanted: HashSet<Vec<u8>>) -> Vec<Vec<u8>> {
+        let left: Vec<_> = self.wanted.difference(&wanted).cloned().collect();
+        self.subscribed.retain(|channel| wanted.contains(channel));
+        self.left = left.iter().cloned().collect();
+        self.wanted = wanted;
+        left
     }
 }
 
@@ -151,6 +166,21 @@ mod tests {
         assert_eq!((shards.dashboards(b"a"), shards.dashboards(b"b")), (2, 1));
         shards.count_dashboards("");
         assert_eq!(shards.dashboards(b"b"), 0);
+    }
+
+    #[test]
+    fn a_subscription_that_ends_is_not_counted_as_a_waiter() {
+        let shards = Shards::default();
+        let want = |channels: &[&str]| {
+            let wanted = channels.iter().map(|channel| channel.as_bytes().to_vec()).collect();
+            shards.0.lock().set_wanted(wanted)
+        };
+        assert!(want(&["a", "b"]).is_empty());
+        shards.subscribed(b"a");
+        assert_eq!(want(&["b"]), [b"a"]);
+        assert_eq!(shards.dashboards(b"a"), 1, "Redis may not have ended the subscription yet");
+        assert!(want(&["b"]).is_empty());
+        assert_eq!(shards.dashboards(b"a"), 0);
     }
 
     #[test]
