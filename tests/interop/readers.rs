@@ -244,6 +244,8 @@ async fn a_writer_acquires_when_the_last_readers_lease_expires() -> Result<()> {
     assert!(lock(&mut reader, READ, "a", "LEASE 500").await?);
     writer.send("LOCK a KIND write").await?;
     assert_ne!(writer.reply().await?.ok()?, Reply::Null);
+    let fields = bed.direct.call("HLEN a").await?;
+    assert_eq!(fields, Reply::Int(2), "the mode and the writer, and no reader");
     assert!(unlock(&mut writer, write(), "a").await? == 0);
     assert!(lock(&mut reader, READ, "a", "LEASE 1500").await?);
     reads.on(2).call("lock 500 ms").await?;

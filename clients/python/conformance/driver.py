@@ -95,10 +95,12 @@ class Threads:
         self.queues = {"main": queue.SimpleQueue()}
         #: The command of `main`, the same while it can be interrupted, and the one to interrupt.
         self.current = self.busy = self.cancelled = None
+        #: The commands of `main` that can no longer be interrupted.
+        self.over = set()
         begun, ended = self.begun, self.ended
 
         class Engine(_sync._Engine):
-            """An engine whose work can be interrupted. An interrupt before that would leave a release undone."""
+            """An engine: a command can be interrupted once it submits work. Before that, an interrupt would undo a release."""
 
             def submit(self, call):
                 begun()
@@ -127,8 +129,7 @@ class Threads:
         for line in sys.stdin:
             tag, task, verb, *words = line.split()
             if verb == "cancel":
-                self.cancelled = words[0]
-                os.kill(os.getpid(), signal.SIGINT)
+                self.cancel(words[0])
                 say(tag, {})
                 continue
             if task not in self.queues:
@@ -153,6 +154,12 @@ class Threads:
                 answer = failure(error)
             say(tag, answer)
 
+    def cancel(self, tag):
+        while self.busy != tag and tag not in self.over:
+            time.sleep(0.001)
+        self.cancelled = tag
+        os.kill(os.getpid(), signal.SIGINT)
+
     def begun(self):
         if threading.current_thread() is threading.main_thread():
             self.busy = self.current
@@ -160,6 +167,7 @@ class Threads:
     def ended(self):
         if threading.current_thread() is threading.main_thread():
             self.busy = None
+            self.over.add(self.current)
 
     def lock(self, handle, name, *words):
         names = name.split(",")

@@ -140,6 +140,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::clock::boot_micros;
 
     /// Returns a batched stream and its server's end, which blocks.
     async fn pair() -> (BatchedStream, net::TcpStream) {
@@ -178,7 +179,9 @@ mod tests {
                 tokio::time::advance(Duration::from_millis(1)).await;
             }
             // The kernel may deliver bytes after the call that sent them.
+            let deadline = boot_micros() + 30_000_000;
             while stream.socket.peek(&mut [0; 9]).unwrap_or(0) < 9 {
+                assert!(boot_micros() < deadline, "bytes are missing");
                 std::thread::yield_now();
             }
             tokio::time::advance(Duration::from_millis(1)).await;

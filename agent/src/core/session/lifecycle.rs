@@ -75,7 +75,7 @@ impl Core {
     }
 
     /// Handles the end of a connection: its waits end and its holds are released, unless its session has grace. Without
-    /// a QUIT the worker counts as dead, and its locks are kept back for the lock delay.
+    /// a QUIT the worker counts as dead, and its locks are delayed.
     pub fn on_close(&mut self, now: Moment, connection: ConnectionId) {
         self.advance_clock(now);
         if !self.detach(connection) {

@@ -47,7 +47,7 @@ use write_buffer::WriteBuffer;
 const COMMANDS_PER_TURN: usize = 32;
 /// The time after which a listing for which there was no memory is tried again.
 const MEMORY_RETRY: Duration = Duration::from_millis(10);
-/// The number of unanswered commands for which a connection without any keeps memory.
+/// An idle connection keeps memory for this number of unanswered commands.
 const KEPT_UNANSWERED: usize = 4;
 /// The time for the last replies of a connection at shutdown, a part of the second that the agent gives all connections.
 const LAST_WRITES: Duration = Duration::from_millis(500);
