@@ -35,7 +35,7 @@ pub struct ScanNodeMetrics {
     pub seconds: Histogram,
     /// The number of keys that were scanned.
     pub keys: IntCounter,
-    /// The number of hashes that the account may not read.
+    /// The number of hashes that the Redis user may not read.
     pub unreadable: IntGauge,
 }
 

@@ -1,8 +1,8 @@
 //! Tests of the sources themselves: the imports between modules, and the words of comments, messages and documents.
 
-mod floor_plan;
 mod graph;
 mod imports;
+mod layers;
 mod voice;
 
 use std::path::{Path, PathBuf};

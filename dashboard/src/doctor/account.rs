@@ -1,5 +1,5 @@
-//! The account's rights. Every command, key pattern and channel that the dashboard uses is tried once, on keys that do
-//! not exist.
+//! The Redis user's rights. Every command, key pattern and channel that the dashboard uses is tried once, on keys that
+//! do not exist.
 //!
 //! Each refusal adds a row to the server's ACL log.
 
@@ -29,7 +29,7 @@ pub(super) struct Features {
     pub no_touch: bool,
 }
 
-/// The rights that an account lacks.
+/// The rights that a Redis user lacks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Rights {
     user: String,
@@ -213,7 +213,7 @@ impl Rights {
         }
     }
 
-    /// Returns whether the account may run every command that is needed to read a lock.
+    /// Returns whether the Redis user may run every command that is needed to read a lock.
     pub(super) fn can_read_locks(&self) -> bool {
         !ESSENTIAL
             .iter()
@@ -295,7 +295,7 @@ impl Rights {
     }
 }
 
-/// Returns whether the account may not do this, for a reason that `concerns` accepts.
+/// Returns whether the Redis user may not do this, for a reason that `concerns` accepts.
 fn is_refused(reply: &Result<Value, CallError>, concerns: fn(&ServerError) -> bool) -> bool {
     let refused = reply.as_ref().err().and_then(CallError::refused);
     refused.is_some_and(|error| error.is_denied() && concerns(error))
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_step_is_the_smallest_rule_for_the_account() {
+    fn the_next_step_is_the_smallest_rule_for_the_user() {
         let rights = Rights {
             user: "alice".into(),
             commands: vec!["memory|usage", "time"],

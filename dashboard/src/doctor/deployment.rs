@@ -98,7 +98,7 @@ struct NodeCheck<'a> {
 }
 
 impl NodeCheck<'_> {
-    /// Checks the server and what its account may do, and surveys its databases. Returns the account's rights.
+    /// Checks the server and what the Redis user may do, and surveys its databases. Returns the user's rights.
     async fn run(
         &self,
         databases: &mut Vec<Database>,
@@ -182,7 +182,7 @@ async fn connect(
         let Ok(endpoint) = resolve(&deployment.target, resolver_options(), shutdown) else {
             return Err("a cluster has no single server".to_owned());
         };
-        // This is the first database of the settings, since the account's right to SELECT may be limited to it.
+        // This is the first database of the settings, since the Redis user's right to SELECT may be limited to it.
         let db = deployment.dbs.first().copied().unwrap_or(0);
         let (link, info) = connected(endpoint.with_db(db), shutdown).await?;
         let server =
@@ -291,7 +291,7 @@ async fn read_again(databases: &mut [Database]) -> Result<(), String> {
     Ok(())
 }
 
-/// Looks up the suspicious locks' holders in the holder registry, as far as the account and the nodes allow.
+/// Looks up the suspicious locks' holders in the holder registry, as far as the Redis user and the nodes allow.
 async fn look_up(database: &Database, holders: &mut Holders) {
     let survey = database.surveyor.survey();
     let lookups = database.suspects.iter().filter_map(|name| Some((name, survey.locks.get(name)?)));

@@ -32,7 +32,7 @@ pub(super) struct ServerState {
     bound: Option<Bound>,
 }
 
-/// The summary of a server in a report. A fact that the account may not read is null.
+/// The summary of a server in a report. A fact that the Redis user may not read is null.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct ServerSummary {
     pub deployment: Arc<str>,
@@ -48,7 +48,7 @@ pub(super) struct ServerSummary {
 }
 
 impl ServerState {
-    /// Reads the facts that the account may read. `budget` is the memory that MONITOR may use.
+    /// Reads the facts that the Redis user may read. `budget` is the memory that MONITOR may use.
     ///
     /// # Errors
     /// Fails if the connection fails.

@@ -99,7 +99,7 @@ impl Leftover {
 pub(super) struct Survey {
     pub keys: u64,
     pub hashes: u64,
-    /// The number of hashes that the account may not read.
+    /// The number of hashes that the Redis user may not read.
     pub unreadable: u64,
     /// The number of keys that are moving to another node.
     pub moving: u64,

@@ -201,7 +201,8 @@ impl App {
     /// If a parameter is malformed.
     pub fn owner_page(&self, address: &str, params: &OwnerParams) -> Result<OwnerPage, ApiError> {
         let id = params.id.clone().filter(|id| !id.is_empty());
-        let id = id.ok_or_else(|| ApiError::bad_request("`id` is needed: a client's uuid"))?;
+        let id =
+            id.ok_or_else(|| ApiError::bad_request("`id` is missing: give a client's uuid"))?;
         let deployment = self.deployment(params.deployment.as_deref())?;
         let OwnerLocks { owner, locks, total, mut waits, mut past } =
             OwnerLocks::new(&self.hub.snapshot(), &deployment, &id, OWNERS_LOCKS);

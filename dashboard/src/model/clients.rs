@@ -44,7 +44,7 @@ pub struct Clients {
 #[derive(Debug, Clone)]
 struct Agent {
     checked: Moment,
-    /// True if the agent has published a holder; its account may lack the permission.
+    /// True if the agent has published a holder; its Redis user may lack the permission.
     publishes: bool,
     missing_since: Option<Time>,
     gone: bool,

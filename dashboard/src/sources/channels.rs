@@ -45,7 +45,7 @@ pub struct Channels {
     hub: Arc<Hub>,
 }
 
-/// Returns the subscribed patterns: an account needs permission for exactly these.
+/// Returns the subscribed patterns: a Redis user needs permission for exactly these.
 fn patterns() -> [Vec<u8>; 2] {
     [keys::LOCK_CHANNEL, keys::READ_WRITE_CHANNEL].map(|prefix| [prefix, b"*"].concat())
 }
@@ -187,7 +187,7 @@ impl Channels {
                 }
             }
             PubSubEvent::Refused { channel, .. } if !patterns().contains(&channel) => {
-                // The slot of the sharded channel is on another server, or the account may not subscribe to the
+                // The slot of the sharded channel is on another server, or the Redis user may not subscribe to the
                 // channel.
                 tracing::debug!(channel = %String::from_utf8_lossy(&channel), "cannot subscribe to a sharded channel");
             }

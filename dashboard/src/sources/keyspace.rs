@@ -96,7 +96,7 @@ pub struct Keyspace {
     proven: bool,
     received: u32,
     suspended_until: Option<Instant>,
-    /// The channels that the account may not subscribe to, with the reason.
+    /// The channels that the Redis user may not subscribe to, with the reason.
     refused: BTreeMap<Vec<u8>, String>,
 }
 

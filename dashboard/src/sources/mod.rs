@@ -5,7 +5,7 @@
 //! messages, one for notifications, one for MONITOR, and one for judging whether MONITOR may be on. All of them have
 //! the name `lockscope-dashboard`. In a cluster, each master has the connections of a single server, see [`cluster`].
 //!
-//! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
+//! Their Redis user needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands:
 //! - for reading locks: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET, PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and
 //!   SELECT for databases other than 0;

@@ -3,7 +3,7 @@
 //! A call begins at least three round trips after the beginning of the last one, and so late that the server spends at
 //! most a tenth of its time on these calls. In the first scan, for which users may be waiting, it is one round trip and
 //! a quarter of the server's time. The cost of a call is measured by the server's own clock, which is read before and
-//! after it in the same pipeline. If the account may not read the clock, the cost is the round trip less that of a
+//! after it in the same pipeline. If the Redis user may not read the clock, the cost is the round trip less that of a
 //! PING. Calls become smaller if they cost more than [`MAX_COST`]. The server is pinged before each call of the first scan,
 //! and later before every fourth one. If the PINGs show that other clients are slowed down, calls become rarer.
 
@@ -154,7 +154,7 @@ impl Pacer {
         self.fastest = self.pings.iter().min().copied().unwrap_or_default();
         self.baseline = Some((slow(&self.pings), Instant::now()));
         self.pings.clear();
-        // The account may have gained rights since.
+        // The Redis user may have gained rights since.
         self.clock_readable = true;
         Ok(())
     }

@@ -196,8 +196,8 @@ impl Poll {
         None
     }
 
-    /// Reads the server's clock, by which the deadlines in queues of fair locks are judged. If the account may not read it, the
-    /// dashboard's clock is used.
+    /// Reads the server's clock, by which the deadlines in queues of fair locks are judged. If the Redis user may not
+    /// read it, the dashboard's clock is used.
     async fn read_clock(&self) {
         let before = SteadyMillis::now().0;
         let Ok(reply) = self.link.call(cmd("TIME")).await else { return };

@@ -27,7 +27,7 @@ pub(super) struct PossibleLocks {
     skipped: u64,
     /// The skipped ones whose listeners have not been counted yet, with their channels.
     uncounted: Vec<(LockName, Vec<u8>)>,
-    /// The last time at which the account was not permitted to count listeners.
+    /// The last time at which the Redis user was not permitted to count listeners.
     refused: Option<Instant>,
 }
 

@@ -102,7 +102,7 @@ pub fn fields(info: &str) -> Fields {
     fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// Reads settings. Those that the account may not read are missing.
+/// Reads settings. Those that the Redis user may not read are missing.
 ///
 /// # Errors
 /// Fails if the connection fails.
@@ -185,7 +185,7 @@ impl RefusalReader {
 
 struct Read {
     refusal: Option<Refusal>,
-    /// The account may not read the settings.
+    /// The Redis user may not read the settings.
     hidden: bool,
 }
 

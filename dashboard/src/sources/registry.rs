@@ -205,7 +205,7 @@ fn length_commands(agents: &[ClientId], lookups: &[Lookup]) -> Vec<Vec<Vec<u8>>>
     commands
 }
 
-/// Returns the refusal of Redis, if the account lacks the right to read these keys.
+/// Returns the refusal of Redis, if the Redis user lacks the right to read these keys.
 pub(super) fn denial(replies: &[Result<Value, CallError>]) -> Option<ServerError> {
     replies.iter().find_map(|reply| match reply {
         Err(CallError::Refused(refused)) if refused.is_denied() => Some(refused.clone()),

@@ -77,7 +77,7 @@ struct ScanState {
     /// The number of keys that the current scan has seen.
     seen: u64,
     size: Option<u64>,
-    /// The number of hashes in the current scan that the account may not read.
+    /// The number of hashes in the current scan that the Redis user may not read.
     unreadable: u64,
     passes: u64,
     possible: PossibleLocks,
@@ -237,7 +237,7 @@ impl Scan {
             !self.is_known_as_possible(lock.name) && possible.admit(lock)
         };
         let Findings { found, redirected } = discover(pacer, &names, is_wanted, &mut left).await?;
-        // Unreadable keys are tried again in each scan: a refused read does not count as a use, and the account's
+        // Unreadable keys are tried again in each scan: a refused read does not count as a use, and the Redis user's
         // patterns may change.
         let (unreadable, others): (Vec<_>, Vec<_>) =
             left.iter().partition(|other| other.is_unpermitted());
@@ -394,7 +394,7 @@ pub fn supports_no_touch(server: &ServerInfo) -> bool {
 /// Sends one SCAN. Returns the next cursor, and keys.
 ///
 /// # Errors
-/// Fails if the connection fails, or the account may not run SCAN.
+/// Fails if the connection fails, or the Redis user may not run SCAN.
 pub async fn page(
     caller: &mut impl Caller,
     scan: redis::Cmd,

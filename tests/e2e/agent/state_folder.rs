@@ -12,17 +12,17 @@ use tempfile::TempDir;
 use super::{assert_error, lock};
 
 /// An agent that is started in a separate environment.
-struct Stand {
+struct Isolated {
     _redis: RedisServer,
     process: Process,
     folder: TempDir,
 }
 
-impl Stand {
+impl Isolated {
     /// Runs `prepare` in a shell first, with the agent's folder as `$1`. Its mounts end with the agent.
     async fn new(prepare: Option<&str>) -> Result<Self> {
         let redis = RedisServer::start().await?;
-        let folder = tempfile::Builder::new().prefix("lockscope-stand-").tempdir()?;
+        let folder = tempfile::Builder::new().prefix("lockscope-state-").tempdir()?;
         let process = started(folder.path(), &redis.url(), &[], |inner| {
             let mut command = match prepare {
                 Some(_) => apart(),
@@ -97,11 +97,11 @@ pub(crate) fn may_mount() -> bool {
 
 #[tokio::test]
 async fn a_missing_state_folder_is_created() -> Result<()> {
-    let stand = Stand::new(None).await?;
-    let mut worker = stand.session().await?;
+    let agent = Isolated::new(None).await?;
+    let mut worker = agent.session().await?;
     worker.call("SESSION GRACE 5000").await?.ok()?;
     lock(&mut worker, "LOCK a").await?;
-    ensure!(std::fs::metadata(stand.folder.path().join("state/journal"))?.len() > 0);
+    ensure!(std::fs::metadata(agent.folder.path().join("state/journal"))?.len() > 0);
     Ok(())
 }
 
@@ -110,11 +110,12 @@ async fn with_a_read_only_state_folder_there_are_locks_but_no_grace() -> Result<
     if !may_mount() {
         return Ok(());
     }
-    let stand = Stand::new(Some("mkdir -p $1/state; mount -t tmpfs -o ro none $1/state")).await?;
-    let mut worker = stand.session().await?;
+    let agent =
+        Isolated::new(Some("mkdir -p $1/state; mount -t tmpfs -o ro none $1/state")).await?;
+    let mut worker = agent.session().await?;
     assert_error(&worker.call("SESSION GRACE 5000").await?, "UNAVAILABLE", "state-dir");
     lock(&mut worker, "LOCK a").await?;
-    let log = stand.process.log();
+    let log = agent.process.log();
     ensure!(log.contains("Read-only file system") && log.contains("new identity"), "{log}");
     let info = worker.call("INFO").await?.to_string();
     ensure!(info.contains("journal_missing:the agent has no usable state folder"), "{info}");
@@ -126,12 +127,12 @@ async fn with_a_full_state_folder_graced_sessions_get_no_locks_until_there_is_ro
     if !may_mount() {
         return Ok(());
     }
-    let stand =
-        Stand::new(Some("mkdir -p $1/state; mount -t tmpfs -o size=256k none $1/state")).await?;
-    let mut graced = stand.session().await?;
+    let agent =
+        Isolated::new(Some("mkdir -p $1/state; mount -t tmpfs -o size=256k none $1/state")).await?;
+    let mut graced = agent.session().await?;
     graced.call("SESSION GRACE 600000").await?.ok()?;
     lock(&mut graced, "LOCK before").await?;
-    let filler = stand.state().join("filler");
+    let filler = agent.state().join("filler");
     let full = std::fs::write(&filler, vec![0; 1 << 20]);
     ensure!(full.is_err(), "there is room for a mebibyte");
     // The rest of the last block may have room for a few more entries.
@@ -142,7 +143,7 @@ async fn with_a_full_state_folder_graced_sessions_get_no_locks_until_there_is_ro
         Ok(())
     })
     .await;
-    let mut plain = stand.session().await?;
+    let mut plain = agent.session().await?;
     lock(&mut plain, "LOCK plain").await?;
     ensure!(graced.call("UNLOCK before").await?.ok()?.int()? == 0, "it can still release");
     std::fs::remove_file(&filler)?;
@@ -159,7 +160,7 @@ async fn with_a_full_state_folder_graced_sessions_get_no_locks_until_there_is_ro
 async fn an_agent_reports_that_it_waits_for_its_state_folder_and_starts_once_that_answers()
 -> Result<()> {
     let redis = RedisServer::start().await?;
-    let folder = tempfile::Builder::new().prefix("lockscope-stand-").tempdir()?;
+    let folder = tempfile::Builder::new().prefix("lockscope-state-").tempdir()?;
     let state = folder.path().join("state");
     std::fs::create_dir(&state)?;
     let journal = state.join("journal");

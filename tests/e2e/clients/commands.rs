@@ -6,21 +6,21 @@ use anyhow::Result;
 use harness::process::{self, Process};
 
 use super::libraries::installed;
-use super::programs::Bench;
+use super::programs::Servers;
 
 #[tokio::test]
 async fn redis_cli_once_and_piped() -> Result<()> {
-    let bench = Bench::new().await?;
+    let servers = Servers::new().await?;
     for flag in ["-2", "-3"] {
         let mut command = process::command(&installed("redis-cli")?);
-        command.arg(flag).arg("-s").arg(bench.agent.socket());
+        command.arg(flag).arg("-s").arg(servers.agent.socket());
         command.args(["LOCK", "a", "WAIT", "60000"]);
-        let printed = bench.run_against_a_holder(command, "a").await?;
+        let printed = servers.run_against_a_holder(command, "a").await?;
         assert!(printed.contains("valid_ms"), "{printed}");
     }
     let typed = "printf 'LOCK a\\nLOCK a\\nHOLDS\\nUNLOCK a\\nUNLOCK a\\nUNLOCK a\\n'";
     let mut shell = process::command(Path::new("/bin/sh"));
-    let socket = bench.agent.socket().display().to_string();
+    let socket = servers.agent.socket().display().to_string();
     shell.args(["-c", &format!("{typed} | redis-cli -s {socket}")]);
     let folder = tempfile::tempdir()?;
     let mut process = Process::spawn("redis-cli", shell, &folder.path().join("log"), None)?;
@@ -32,12 +32,12 @@ async fn redis_cli_once_and_piped() -> Result<()> {
 
 #[tokio::test]
 async fn netcat_half_closed() -> Result<()> {
-    let bench = Bench::new().await?;
+    let servers = Servers::new().await?;
     installed("nc")?;
     let mut shell = process::command(Path::new("/bin/sh"));
-    let socket = bench.agent.socket().display().to_string();
+    let socket = servers.agent.socket().display().to_string();
     shell.args(["-c", &format!("printf 'LOCK a\\r\\nPING\\r\\n' | nc -U -N {socket}")]);
-    let printed = bench.run_against_a_holder(shell, "a").await?;
+    let printed = servers.run_against_a_holder(shell, "a").await?;
     assert!(printed.starts_with("*16\r\n") && printed.ends_with("+PONG\r\n"), "{printed}");
     Ok(())
 }

@@ -9,12 +9,12 @@ use harness::{Agent, RedisServer, eventually, project};
 
 use super::libraries::{folder, go, installed, java, node, python};
 
-pub(super) struct Bench {
+pub(super) struct Servers {
     pub(super) agent: Agent,
     redis: RedisServer,
 }
 
-impl Bench {
+impl Servers {
     pub(super) async fn new() -> Result<Self> {
         let redis = RedisServer::start().await?;
         Ok(Self { agent: Agent::start(&redis).await?, redis })
@@ -170,11 +170,11 @@ impl Place {
 
 /// Checks that a program of a document waits for `orders:42` and works under it.
 async fn works(document: &str, heading: &str, language: &str) -> Result<()> {
-    let bench = Bench::new().await?;
+    let servers = Servers::new().await?;
     let place = Place::new()?;
-    let code = block(document, heading, language, &bench.agent.socket())?;
+    let code = block(document, heading, language, &servers.agent.socket())?;
     let command = place.command(language, &code)?;
-    let printed = bench.run_against_a_holder(command, "orders:42").await;
+    let printed = servers.run_against_a_holder(command, "orders:42").await;
     let printed = printed.with_context(|| format!("{document} {heading} {language}"))?;
     ensure!(printed.contains("working on orders:42\n"), "{document} {heading}: {printed}");
     Ok(())
@@ -193,15 +193,15 @@ const LIBRARY_PROGRAMS: [(&str, &str); 6] = [
 #[tokio::test]
 async fn the_programs_that_use_a_client_library() -> Result<()> {
     for (document, language) in LIBRARY_PROGRAMS {
-        let bench = Bench::new().await?;
+        let servers = Servers::new().await?;
         let place = Place::new()?;
         let text = project::text(document)?;
         let code = first_block(&text, language).context(document)?;
-        let socket = bench.agent.socket();
+        let socket = servers.agent.socket();
         let code = code.replace("/tmp/try/agent.sock", &socket.display().to_string());
         let mut command = place.library_command(language, &code)?;
         command.env("LOCKSCOPE_SOCKET", &socket);
-        let printed = bench.run_against_a_holder(command, "orders:42").await.context(document)?;
+        let printed = servers.run_against_a_holder(command, "orders:42").await.context(document)?;
         ensure!(printed.contains("working on orders:42\n"), "{document}: {printed}");
     }
     Ok(())

@@ -10,7 +10,7 @@ use super::relay::Relay;
 /// The duration of a LOCK behind another holder: longer than the default time-outs of libraries.
 const LONG: i64 = 10_000;
 
-async fn bench() -> Result<(RedisServer, Agent)> {
+async fn servers() -> Result<(RedisServer, Agent)> {
     let redis = RedisServer::start().await?;
     // Renewed every five seconds, so a lock that is gone from Redis is soon noticed; Redis has one second to answer.
     let agent = Agent::with(&redis, &["--lease", "15s"]).await?;
@@ -19,7 +19,7 @@ async fn bench() -> Result<(RedisServer, Agent)> {
 
 /// Plays all scenes with a separate Redis and agent.
 pub(super) async fn play(library: &Library) -> Result<()> {
-    let (redis, agent) = bench().await?;
+    let (redis, agent) = servers().await?;
     let scenes = [Settings::Advised, Settings::Default].map(async |settings| {
         let relay = Relay::start(&agent.socket())?;
         let driver = Driver::start(library, &relay.socket(), settings)?;
@@ -38,7 +38,7 @@ pub(super) async fn play(library: &Library) -> Result<()> {
 /// Lettuce gives up on a LOCK but keeps its connection, so the agent may grant the lock unnoticed. HOLDS shows such a
 /// hold, CANCEL prevents it, and the end of the connection ends it.
 pub(super) async fn lettuce_gives_up() -> Result<()> {
-    let (redis, agent) = bench().await?;
+    let (redis, agent) = servers().await?;
     let relay = Relay::start(&agent.socket())?;
     let driver = Driver::start(&LETTUCE, &relay.socket(), Settings::Hasty)?;
     let mut stage = Stage { library: &LETTUCE, agent: &agent, redis: &redis, relay, driver };

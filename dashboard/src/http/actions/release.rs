@@ -200,7 +200,7 @@ pub(in crate::http) struct OfferJson {
     targets: Vec<String>,
     #[schema(value_type = LockView)]
     lock: Arc<LockView>,
-    /// As inferred from the time to live; null if it is not renewed.
+    /// As inferred from the TTL; null if it is not renewed.
     #[serde(serialize_with = "crate::clock::as_wall")]
     last_renewal: Option<SteadyMillis>,
 }

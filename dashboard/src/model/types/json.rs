@@ -63,11 +63,11 @@ struct LockJson<'a> {
     /// The lock group, as in metrics.
     lock_group: &'a str,
     holders: &'a [HolderView],
-    /// The time to live at `observed_at`, in milliseconds; null if the lock does not expire.
+    /// The TTL at `observed_at`, in milliseconds; null if the lock does not expire.
     ttl_ms: Option<u64>,
     #[serde(serialize_with = "crate::clock::as_wall")]
     observed_at: SteadyMillis,
-    /// The highest time to live seen since the lease was set, milliseconds.
+    /// The highest TTL seen since the lease was set, milliseconds.
     lease_ms: Option<u64>,
     /// True if its holder renews it.
     renewed: bool,

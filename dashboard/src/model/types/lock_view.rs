@@ -113,8 +113,8 @@ struct HolderJson<'a> {
     mode: &'static str,
     /// The hold count.
     count: i64,
-    /// The time to live of a reader's marker when last read, in milliseconds; null if the marker does not expire or was
-    /// not read.
+    /// The TTL of a reader's marker when last read, in milliseconds; null if the marker does not expire or was not
+    /// read.
     marker_ttl_ms: Option<u64>,
     /// True for a reader whose marker is gone: only its field is left.
     zombie: bool,

@@ -18,7 +18,7 @@ pub enum Bound {
     /// The server would buffer more output than is acceptable. Contains the reason, as a sentence without its end, and
     /// the advice.
     Unbounded(String, &'static str),
-    /// The account may not read the limits.
+    /// The Redis user may not read the limits.
     Unreadable,
     /// The server does not offer CONFIG GET, like most managed services.
     Unoffered,

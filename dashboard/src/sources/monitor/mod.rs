@@ -97,7 +97,7 @@ enum CloseReason {
     Pause(String),
     /// The connection was lost, or could not be made.
     Broken(String),
-    /// The server does not let the account use MONITOR.
+    /// The server does not let the Redis user use MONITOR.
     Denied(ServerError),
 }
 
@@ -122,7 +122,7 @@ struct Refusal {
     retry_after: Duration,
 }
 
-/// The remedy if the account may not use MONITOR.
+/// The remedy if the Redis user may not use MONITOR.
 const ALLOW: &str = "Allow it `+monitor +psubscribe &lockscope:monitor[]`, or set another user with `--monitor-redis-url`.";
 
 impl MonitorReader {

@@ -16,7 +16,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Returns whether the account may not read this key, although it may read others.
+    /// Returns whether the Redis user may not read this key, although it may read others.
     #[must_use]
     pub fn is_unpermitted(&self) -> bool {
         matches!(&self.reading, Reading::Other(what) if what == UNPERMITTED_KEY)

@@ -5,7 +5,7 @@
 //! step and counts the fields together with the lengths. A known lock is read at once, by its known fields: names in
 //! bounded number, and values of fields whose lengths were read before. An unchanged lock is revalidated, see
 //! [`revalidate`]. A whole reading is in one MULTI/EXEC, so that it never mixes two holders; locks without companions share
-//! one, see [`together`]. Scripts are not used, so an observer's account needs no right to run them.
+//! one, see [`together`]. Scripts are not used, so the observer needs no right to run them.
 
 mod asking_link;
 mod call;
@@ -36,7 +36,7 @@ use transaction::{Job, transactions};
 /// Reads keys. A lock that keeps changing during the reads is left out.
 ///
 /// # Errors
-/// Fails if the connection fails, or the account may not run one of the commands.
+/// Fails if the connection fails, or the Redis user may not run one of the commands.
 pub async fn read(
     caller: &mut impl Caller,
     requests: Vec<ReadRequest>,

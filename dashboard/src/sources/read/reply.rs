@@ -6,7 +6,7 @@ use service_kit::redis::{CallError, ServerError};
 
 use super::call::ReadError;
 
-/// The reading of a key that the account's patterns exclude.
+/// The reading of a key that the Redis user's patterns exclude.
 pub const UNPERMITTED_KEY: &str = "a key that this user may not read";
 
 /// Turns a refusal that concerns all keys into an error. Other refusals concern only this key.
@@ -25,7 +25,7 @@ fn concerns_all(error: &ServerError) -> bool {
     (error.is_denied() && !concerns_key(error)) || error.message.starts_with("unknown command")
 }
 
-/// Returns whether the account may run the command, but not on this key.
+/// Returns whether the Redis user may run the command, but not on this key.
 #[must_use]
 pub fn concerns_key(error: &ServerError) -> bool {
     error.code == "NOPERM" && error.message.contains("key")

@@ -73,9 +73,9 @@ pub(super) async fn revalidate(
 enum QueueCheck {
     /// One EXISTS for all of them.
     AtOnce,
-    /// A TYPE for each of them, if the account or the cluster's slots do not allow EXISTS.
+    /// A TYPE for each of them, if the Redis user or the cluster's slots do not allow EXISTS.
     Each,
-    /// No check, since the account may not read queues.
+    /// No check, since the Redis user may not read queues.
     None,
 }
 

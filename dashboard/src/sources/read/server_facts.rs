@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::clock::SteadyMillis;
 
-/// Facts about one server and one account. Clones share them.
+/// Facts about one server and one Redis user. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct ServerFacts(Arc<Facts>);
 
@@ -20,13 +20,13 @@ struct Facts {
 }
 
 impl ServerFacts {
-    /// Returns whether the account may read companion keys, as far as known.
+    /// Returns whether the Redis user may read companion keys, as far as known.
     #[must_use]
     pub fn may_read_companions(&self) -> bool {
         self.companions_denied().is_none()
     }
 
-    /// Returns the refusal, if the account may not read companion keys.
+    /// Returns the refusal, if the Redis user may not read companion keys.
     #[must_use]
     pub fn companions_denied(&self) -> Option<String> {
         self.0.companions_denied.lock().clone()

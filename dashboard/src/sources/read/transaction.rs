@@ -33,7 +33,7 @@ pub(super) struct Job {
     unexpected: Vec<Vec<u8>>,
     /// The number of field names to request, or 0 if the hash probably has no other fields than those in `fields`.
     name_count: usize,
-    /// The companions to read, or `None` if the account may read the lock but not its companions.
+    /// The companions to read, or `None` if the Redis user may read the lock but not its companions.
     companions: Option<CompanionRead>,
     /// True if the companions are not read because their slot is moving, so that they may be on another node.
     slot_moving: bool,

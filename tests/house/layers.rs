@@ -1,4 +1,4 @@
-//! Tests of the floor plan: each module belongs to a floor and imports only from floors below.
+//! Tests of the layers: each module belongs to a layer and imports only from layers below.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,16 @@ use super::graph::circles;
 use super::imports::Crate;
 use super::project;
 
-/// The floors of a crate from the ground up, each with its modules. The crate's root is above them all.
+/// The layers of a crate from the lowest up, each with its modules. The crate's root is above them all.
 struct Plan {
     root: &'static str,
-    floors: &'static [&'static [&'static str]],
+    layers: &'static [&'static [&'static str]],
 }
 
 const PLANS: [Plan; 5] = [
     Plan {
         root: "redisson/src/lib.rs",
-        floors: &[
+        layers: &[
             &["holder", "kind", "lease", "slot"],
             &["name", "shape"],
             &["group", "keys", "signed_entry"],
@@ -28,7 +28,7 @@ const PLANS: [Plan; 5] = [
     },
     Plan {
         root: "service-kit/src/lib.rs",
-        floors: &[
+        layers: &[
             &["clock", "open_files", "settings", "shutdown", "signing", "stderr"],
             &["redis"],
             &["trace"],
@@ -38,7 +38,7 @@ const PLANS: [Plan; 5] = [
     },
     Plan {
         root: "agent/src/lib.rs",
-        floors: &[
+        layers: &[
             &["collections"],
             &["identity", "protocol", "thread_time", "types"],
             &["journal", "policy", "systemd"],
@@ -50,7 +50,7 @@ const PLANS: [Plan; 5] = [
     },
     Plan {
         root: "agent/src/lockctl/main.rs",
-        floors: &[
+        layers: &[
             &["columns", "duration", "exit", "runtime", "signals"],
             &["reply"],
             &["client", "output", "table"],
@@ -61,7 +61,7 @@ const PLANS: [Plan; 5] = [
     },
     Plan {
         root: "dashboard/src/lib.rs",
-        floors: &[
+        layers: &[
             &["schema"],
             &["access", "clock", "metrics", "redis", "text"],
             &["model"],
@@ -77,17 +77,17 @@ const PLANS: [Plan; 5] = [
 const LARGEST_CIRCLE: usize = 7;
 
 #[test]
-fn every_module_imports_only_from_floors_below_its_own() -> Result<()> {
+fn every_module_imports_only_from_layers_below_its_own() -> Result<()> {
     for plan in &PLANS {
         let parsed = Crate::read(&project().join(plan.root))?;
-        let planned: BTreeSet<&str> = plan.floors.iter().copied().flatten().copied().collect();
+        let planned: BTreeSet<&str> = plan.layers.iter().copied().flatten().copied().collect();
         assert_eq!(planned, parsed.top_level(), "the modules of {}", plan.root);
-        let floor = |module: &str| plan.floors.iter().position(|floor| floor.contains(&module));
+        let layer = |module: &str| plan.layers.iter().position(|layer| layer.contains(&module));
         let climbs: BTreeSet<String> = parsed
             .edges()
             .iter()
             .filter_map(|(from, to)| Some((from.first()?, to.first().map_or("the root", |to| to))))
-            .filter(|(from, to)| from != to && floor(to).is_none_or(|to| floor(from) <= Some(to)))
+            .filter(|(from, to)| from != to && layer(to).is_none_or(|to| layer(from) <= Some(to)))
             .map(|(from, to)| format!("{from} -> {to}"))
             .collect();
         assert!(climbs.is_empty(), "{} imports upwards: {climbs:?}", plan.root);
@@ -102,7 +102,8 @@ fn no_circle_of_imports_leaves_its_folder_or_grows_large() -> Result<()> {
         let root = project().join(plan.root);
         let edges = Crate::read(&root)?.file_edges();
         for circle in circles(&edges) {
-            let folders: BTreeSet<PathBuf> = circle.iter().map(|file| room(&root, file)).collect();
+            let folders: BTreeSet<PathBuf> =
+                circle.iter().map(|file| folder(&root, file)).collect();
             if !nested(&folders) || circle.len() > LARGEST_CIRCLE {
                 bad += &format!("{}: {} files in {folders:?}\n", plan.root, circle.len());
                 for (from, to) in &edges {
@@ -123,7 +124,7 @@ fn nested(folders: &BTreeSet<PathBuf>) -> bool {
 }
 
 /// Returns the folder that a file belongs to: that of its submodules or, without any, the one that it lies in.
-fn room(root: &Path, file: &Path) -> PathBuf {
+fn folder(root: &Path, file: &Path) -> PathBuf {
     let of_submodules = file.with_extension("");
     let has_submodules = root.parent().is_some_and(|top| top.join(&of_submodules).is_dir());
     let lies_in = || file.parent().unwrap_or(file).to_owned();
