@@ -66,27 +66,6 @@ impl Wait {
     pub fn is_same(&self, other: &Self) -> bool {
         self.waiter == other.waiter && self.lock == other.lock && self.holder == other.holder
     }
-
-    /// Returns a wait for a lock of this holder.
-    #[cfg(test)]
-    pub(super) fn of_test(waiter: HolderId, holder: HolderId) -> Self {
-        let name = format!("held by {}", holder.thread);
-        let at = Moment::from_micros;
-        Self {
-            waiter,
-            waiting: Owner::of(waiter, None),
-            lock: (0, LockName::new(name.into_bytes()).unwrap()),
-            holder,
-            holding: Owner::of(holder, None),
-            process: None,
-            confirmed: at(20),
-            begun: at(15),
-            held_from: at(10),
-            doubted_for: None,
-            limited: false,
-            claimed: false,
-        }
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,7 +169,7 @@ fn cycle(mut waits: Vec<Wait>) -> Cycle {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -199,8 +178,28 @@ mod tests {
         HolderId::new(ClientId::from_random([7; 16]), thread)
     }
 
+    /// Returns a wait for a lock of this holder.
+    pub(in crate::model) fn wait_for(waiter: HolderId, holder: HolderId) -> Wait {
+        let name = format!("held by {}", holder.thread);
+        let at = Moment::from_micros;
+        Wait {
+            waiter,
+            waiting: Owner::of(waiter, None),
+            lock: (0, LockName::new(name.into_bytes()).unwrap()),
+            holder,
+            holding: Owner::of(holder, None),
+            process: None,
+            confirmed: at(20),
+            begun: at(15),
+            held_from: at(10),
+            doubted_for: None,
+            limited: false,
+            claimed: false,
+        }
+    }
+
     fn wait(waiter: i64, holder: i64) -> Wait {
-        Wait::of_test(id(waiter), id(holder))
+        wait_for(id(waiter), id(holder))
     }
 
     fn found(waits: &[(i64, i64)]) -> Vec<Vec<i64>> {

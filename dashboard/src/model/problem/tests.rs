@@ -2,6 +2,7 @@ use redisson::ClientId;
 
 use super::*;
 use crate::model::deadlock::Wait;
+use crate::model::deadlock::tests::wait_for;
 use crate::model::types::Since;
 
 fn at(secs: u64) -> Moment {
@@ -277,7 +278,7 @@ fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_or_a_claim_is_suspected() {
     let wait = |waiter, holder, (limited, claimed)| Wait {
         limited,
         claimed,
-        ..Wait::of_test(id(waiter), id(holder))
+        ..wait_for(id(waiter), id(holder))
     };
     let none = (false, false);
     for (either, certainty) in
