@@ -107,8 +107,11 @@ fn glob_captures<'n>(glob: &[u8], name: &'n [u8]) -> Option<Vec<&'n [u8]>> {
 /// a hyphen, as in dates, become one.
 #[must_use]
 pub(crate) fn collapse(name: &[u8]) -> String {
-    // PromQL cannot name a label value that has the replacement character.
-    let text = String::from_utf8_lossy(name).replace(char::REPLACEMENT_CHARACTER, "?");
+    let mut text = String::from_utf8_lossy(name);
+    if text.contains(char::REPLACEMENT_CHARACTER) {
+        // PromQL cannot name a label value that has it.
+        text = text.replace(char::REPLACEMENT_CHARACTER, "?").into();
+    }
     let mut out = String::with_capacity(text.len());
     let mut rest = &*text;
     while let Some(c) = rest.chars().next() {

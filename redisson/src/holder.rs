@@ -166,7 +166,9 @@ fn parse_hex(mut digits: impl Iterator<Item = u8>) -> Option<[u8; 16]> {
 
 impl fmt::Display for HolderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.client, self.thread)?;
+        fmt::Display::fmt(&self.client, f)?;
+        f.write_str(":")?;
+        fmt::Display::fmt(&self.thread, f)?;
         if self.write {
             f.write_str(":write")?;
         }

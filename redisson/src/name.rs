@@ -65,14 +65,19 @@ impl LockName {
     pub(crate) fn tagged_after(&self, prefix: &[u8]) -> Vec<u8> {
         let mut key = Vec::with_capacity(prefix.len() + self.0.len() + 2);
         key.extend_from_slice(prefix);
-        if self.0.contains(&b'{') {
-            key.extend_from_slice(&self.0);
-        } else {
-            key.push(b'{');
-            key.extend_from_slice(&self.0);
-            key.push(b'}');
-        }
+        self.push_tagged(&mut key);
         key
+    }
+
+    /// Appends the name in its form of [`Self::tagged`].
+    pub(crate) fn push_tagged(&self, out: &mut Vec<u8>) {
+        if self.0.contains(&b'{') {
+            out.extend_from_slice(&self.0);
+        } else {
+            out.push(b'{');
+            out.extend_from_slice(&self.0);
+            out.push(b'}');
+        }
     }
 
     /// Returns the lock's slot in a cluster.

@@ -54,7 +54,7 @@ impl Metrics {
                 self.unknown_outcomes.with_label_values(&[outcome]).inc();
             }
             Report::Yielded => self.yields.inc(),
-            Report::Command { word, failed, took } => self.command(word, *failed, *took),
+            Report::Command { word, failed, took } => self.commands.answered(word, *failed, *took),
             Report::SessionOpened => self.sessions_opened.inc(),
             Report::Resume(outcome) => self.sessions_resumed.with_label_values(&[outcome]).inc(),
             Report::EventDropped => self.events_dropped.inc(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Gauge, GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 use redisson::{Kind, Moment};
 use service_kit::metrics::Registrar;
 
@@ -28,16 +28,21 @@ const LOCK_OUTCOMES: [&str; 7] =
 /// The start of a hold or wait by the boot clock, which is never set, and its number.
 type Start = (Moment, Number);
 
-/// The starts of the holds or waits of each group.
-type Starts = HashMap<Arc<str>, BTreeSet<Start>>;
+/// The holds and waits in progress of each group, by kind. A group keeps its kinds.
+type Active = HashMap<Arc<str>, Vec<ActiveOfKind>>;
+
+#[derive(Debug)]
+struct ActiveOfKind {
+    kind: Kind,
+    holds: BTreeSet<Start>,
+    waits: BTreeSet<Start>,
+}
 
 #[derive(Debug)]
 pub(super) struct GroupMetrics {
     pub(super) acquisitions: IntCounterVec,
     pub(super) wait_seconds: HistogramVec,
     hold_seconds: HistogramVec,
-    holds: IntGaugeVec,
-    waiters: IntGaugeVec,
     active: Arc<Mutex<Active>>,
     pub(super) handovers: IntCounterVec,
     lock_groups: IntGauge,
@@ -46,19 +51,10 @@ pub(super) struct GroupMetrics {
     pub(super) lease_overruns: IntCounterVec,
 }
 
-/// The holds and waits in progress.
-#[derive(Debug, Default)]
-struct Active {
-    holds: Starts,
-    waits: Starts,
-    /// The kinds of each group whose outcome counters exist.
-    kinds: HashMap<Arc<str>, Vec<Kind>>,
-}
-
 impl GroupMetrics {
     pub(super) fn new(make: Registrar<'_>) -> prometheus::Result<Self> {
         let active = Arc::default();
-        make.register(OldestCollector::new(make, Arc::clone(&active)))?;
+        make.register(ActiveCollector::new(make, Arc::clone(&active)))?;
         Ok(Self {
             acquisitions: make.counters(
                 "acquisitions_total",
@@ -77,8 +73,6 @@ impl GroupMetrics {
                 &[GROUP, "end"],
                 &HOLD_BUCKETS,
             )?,
-            holds: make.gauges("holds", "Locks held now.", &[GROUP, "kind"])?,
-            waiters: make.gauges("waiters", "LOCK commands waiting now.", &[GROUP, "kind"])?,
             active,
             handovers: make.counters(
                 "handovers_total",
@@ -107,50 +101,54 @@ impl GroupMetrics {
     /// Counts the groups seen. The counters of a new group start at 0.
     pub(super) fn seen(&self, label: &Arc<str>, groups: usize) {
         self.lock_groups.set(i64::try_from(groups).unwrap_or(i64::MAX));
-        let mut active = self.active.lock();
-        if !active.holds.contains_key(label) {
-            active.holds.insert(Arc::clone(label), BTreeSet::new());
-            active.waits.insert(Arc::clone(label), BTreeSet::new());
-            active.kinds.insert(Arc::clone(label), vec![Kind::Lock]);
-            drop(active);
-            self.create_outcomes(label, Kind::Lock);
-            for end in End::LOST {
-                self.locks_lost.with_label_values(&[&**label, end.as_str()]);
-            }
-            for outcome in ["renewed", "unconfirmed", "verified", "gone", "error"] {
-                self.renewals.with_label_values(&[&**label, outcome]);
-            }
-            self.handovers.with_label_values(&[&**label]);
-            self.lease_overruns.with_label_values(&[&**label]);
+        if self.active.lock().contains_key(label) {
+            return;
         }
+        self.change(label, Kind::Lock, |_| {});
+        for end in End::LOST {
+            self.locks_lost.with_label_values(&[&**label, end.as_str()]);
+        }
+        for outcome in ["renewed", "unconfirmed", "verified", "gone", "error"] {
+            self.renewals.with_label_values(&[&**label, outcome]);
+        }
+        self.handovers.with_label_values(&[&**label]);
+        self.lease_overruns.with_label_values(&[&**label]);
     }
 
-    /// Creates the counters at 0, so that the first of each outcome is visible as an increase.
-    fn create_outcomes(&self, group: &str, kind: Kind) {
+    /// Changes the holds and waits of a kind. The counters of a new kind start at 0, so that the first of each outcome is
+    /// visible as an increase.
+    fn change(&self, group: &Arc<str>, kind: Kind, change: impl FnOnce(&mut ActiveOfKind)) {
+        let mut active = self.active.lock();
+        if let Some(kinds) = active.get_mut(group)
+            && let Some(known) = kinds.iter_mut().find(|known| known.kind == kind)
+        {
+            return change(known);
+        }
+        let mut new = ActiveOfKind { kind, holds: BTreeSet::new(), waits: BTreeSet::new() };
+        change(&mut new);
+        active.entry(Arc::clone(group)).or_default().push(new);
+        drop(active);
         for outcome in LOCK_OUTCOMES {
-            self.acquisitions.with_label_values(&[group, kind.as_str(), outcome]);
+            self.acquisitions.with_label_values(&[&**group, kind.as_str(), outcome]);
         }
     }
 
     pub(super) fn wait_began(&self, group: &Arc<str>, kind: Kind, start: Start) {
-        self.waiters.with_label_values(&[&**group, kind.as_str()]).inc();
-        let mut active = self.active.lock();
-        begin(&mut active.waits, group, start);
-        if let Some(kinds) = active.kinds.get_mut(group).filter(|kinds| !kinds.contains(&kind)) {
-            kinds.push(kind);
-            drop(active);
-            self.create_outcomes(group, kind);
-        }
+        self.change(group, kind, |active| {
+            active.waits.insert(start);
+        });
     }
 
     pub(super) fn wait_ended(&self, group: &Arc<str>, kind: Kind, start: Start) {
-        self.waiters.with_label_values(&[&**group, kind.as_str()]).dec();
-        end(&mut self.active.lock().waits, group, start);
+        self.change(group, kind, |active| {
+            active.waits.remove(&start);
+        });
     }
 
     pub(super) fn hold_began(&self, group: &Arc<str>, kind: Kind, start: Start) {
-        self.holds.with_label_values(&[&**group, kind.as_str()]).inc();
-        begin(&mut self.active.lock().holds, group, start);
+        self.change(group, kind, |active| {
+            active.holds.insert(start);
+        });
     }
 
     pub(super) fn hold_ended(
@@ -161,8 +159,9 @@ impl GroupMetrics {
         why: End,
         held: Duration,
     ) {
-        self.holds.with_label_values(&[&**group, kind.as_str()]).dec();
-        end(&mut self.active.lock().holds, group, start);
+        self.change(group, kind, |active| {
+            active.holds.remove(&start);
+        });
         let label = match why {
             End::Released => "released",
             End::Disconnected => "disconnected",
@@ -177,73 +176,74 @@ impl GroupMetrics {
     }
 }
 
-fn begin(starts: &mut Starts, group: &Arc<str>, start: Start) {
-    starts.entry(Arc::clone(group)).or_default().insert(start);
-}
-
-fn end(starts: &mut Starts, group: &Arc<str>, start: Start) {
-    if let Some(group) = starts.get_mut(group) {
-        group.remove(&start);
-    }
-}
-
-/// Collects the start of the oldest hold and wait at each scrape; absent, not 0, while there is none.
+/// Collects the number of holds and waits at each scrape, and the start of the oldest one: absent, not 0, while there is none.
 #[derive(Clone)]
-struct OldestCollector {
+struct ActiveCollector {
     active: Arc<Mutex<Active>>,
-    hold: GaugeVec,
-    wait: GaugeVec,
+    holds: IntGaugeVec,
+    waiters: IntGaugeVec,
+    oldest_hold: GaugeVec,
+    oldest_wait: GaugeVec,
 }
 
-impl OldestCollector {
+impl ActiveCollector {
     fn new(make: Registrar<'_>, active: Arc<Mutex<Active>>) -> prometheus::Result<Self> {
+        let count = |name, help| IntGaugeVec::new(make.opts(name, help), &[GROUP, "kind"]);
+        let oldest = |name, help| GaugeVec::new(make.opts(name, help), &[GROUP]);
         Ok(Self {
             active,
-            hold: GaugeVec::new(
-                make.opts(
-                    "oldest_hold_start_timestamp_seconds",
-                    "Start of the oldest hold of the group; absent while nothing is held.",
-                ),
-                &[GROUP],
+            holds: count("holds", "Locks held now.")?,
+            waiters: count("waiters", "LOCK commands waiting now.")?,
+            oldest_hold: oldest(
+                "oldest_hold_start_timestamp_seconds",
+                "Start of the oldest hold of the group; absent while nothing is held.",
             )?,
-            wait: GaugeVec::new(
-                make.opts(
-                    "oldest_wait_start_timestamp_seconds",
-                    "Start of the oldest wait of the group; absent while nothing waits.",
-                ),
-                &[GROUP],
+            oldest_wait: oldest(
+                "oldest_wait_start_timestamp_seconds",
+                "Start of the oldest wait of the group; absent while nothing waits.",
             )?,
         })
     }
 
-    fn fill(gauges: &GaugeVec, starts: &Starts) {
-        gauges.reset();
-        // Converted with the current wall clock, against which readers compare it.
-        let booted = service_kit::clock::boot_epoch_millis();
-        for (group, starts) in starts {
-            if let Some((first, _)) = starts.first() {
-                let gauge: Gauge = gauges.with_label_values(&[&**group]);
-                #[expect(
-                    clippy::cast_precision_loss,
-                    reason = "epoch milliseconds fit into 53 bits"
-                )]
-                gauge.set((booted + first.as_micros() / 1_000) as f64 / 1000.0);
+    /// Sets the gauges to the current numbers and starts.
+    fn read(&self) {
+        self.oldest_hold.reset();
+        self.oldest_wait.reset();
+        for (group, kinds) in &*self.active.lock() {
+            for ActiveOfKind { kind, holds, waits } in kinds {
+                let labels = [&**group, kind.as_str()];
+                for (gauge, active) in [(&self.holds, holds), (&self.waiters, waits)] {
+                    let count = i64::try_from(active.len()).unwrap_or(i64::MAX);
+                    gauge.with_label_values(&labels).set(count);
+                }
             }
+            let oldest_hold = kinds.iter().filter_map(|of| of.holds.first()).min();
+            let oldest_wait = kinds.iter().filter_map(|of| of.waits.first()).min();
+            show_start(&self.oldest_hold, group, oldest_hold);
+            show_start(&self.oldest_wait, group, oldest_wait);
         }
     }
 }
 
-impl Collector for OldestCollector {
+/// Sets the gauge of a group to the time of a start, if there is one.
+fn show_start(gauges: &GaugeVec, group: &str, start: Option<&Start>) {
+    let Some((start, _)) = start else { return };
+    // Converted with the current wall clock, against which readers compare it.
+    let millis = service_kit::clock::boot_epoch_millis() + start.as_micros() / 1_000;
+    #[expect(clippy::cast_precision_loss, reason = "epoch milliseconds fit into 53 bits")]
+    gauges.with_label_values(&[group]).set(millis as f64 / 1000.0);
+}
+
+impl Collector for ActiveCollector {
     fn desc(&self) -> Vec<&Desc> {
-        [self.hold.desc(), self.wait.desc()].concat()
+        let [holds, waiters] = [self.holds.desc(), self.waiters.desc()];
+        [holds, waiters, self.oldest_hold.desc(), self.oldest_wait.desc()].concat()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let active = self.active.lock();
-        Self::fill(&self.hold, &active.holds);
-        Self::fill(&self.wait, &active.waits);
-        drop(active);
-        [self.hold.collect(), self.wait.collect()].concat()
+        self.read();
+        let [holds, waiters] = [self.holds.collect(), self.waiters.collect()];
+        [holds, waiters, self.oldest_hold.collect(), self.oldest_wait.collect()].concat()
     }
 }
 

@@ -1,18 +1,17 @@
 //! The agent's Prometheus metrics. Recording blocks only on other recordings and cannot fail.
 
 mod apply;
+mod commands;
 mod groups;
 mod servers;
-
-use std::time::Duration;
 
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry};
 use service_kit::metrics::Registrar;
 
 use crate::policy::Denial;
-use crate::protocol::command::Command;
 use crate::types::End;
 
+use commands::CommandMetrics;
 use groups::GroupMetrics;
 use servers::ServerMetrics;
 
@@ -43,8 +42,7 @@ pub struct Metrics {
     pub(crate) servers: ServerMetrics,
     lost_holds: IntCounterVec,
     unknown_outcomes: IntCounterVec,
-    commands: IntCounterVec,
-    command_seconds: HistogramVec,
+    pub(crate) commands: CommandMetrics,
     /// Full releases for fairness.
     yields: IntCounter,
     renewal_seconds: Histogram,
@@ -98,13 +96,7 @@ impl Metrics {
                 "Scripts with an unknown outcome, by the outcome found later: applied, not_applied, undone_late (a late copy was found in Redis, and removed).",
                 &["outcome"],
             )?,
-            commands: make.counters("commands_total", "Commands answered.", &["command", "outcome"])?,
-            command_seconds: make.histograms(
-                "command_seconds",
-                "Time from a command's arrival to its reply, including waits.",
-                &["command"],
-                &ROUND_TRIP_BUCKETS,
-            )?,
+            commands: CommandMetrics::new(make)?,
             yields: make.counter("yields_total", "Locks fully released so that other hosts get a turn.")?,
             renewal_seconds: make.histogram(
                 "renewal_seconds",
@@ -199,22 +191,11 @@ impl Metrics {
                 counters.with_label_values(&[word]);
             }
         }
-        for word in Command::WORDS {
-            for outcome in ["ok", "error"] {
-                metrics.commands.with_label_values(&[word, outcome]);
-            }
-        }
         Ok(metrics)
     }
 
     fn lost(&self, group: &str, why: End) {
         self.groups.lost(group, why);
         self.lost_holds.with_label_values(&[why.as_str()]).inc();
-    }
-
-    pub(crate) fn command(&self, word: &str, failed: bool, took: Duration) {
-        let outcome = if failed { "error" } else { "ok" };
-        self.commands.with_label_values(&[word, outcome]).inc();
-        self.command_seconds.with_label_values(&[word]).observe(took.as_secs_f64());
     }
 }

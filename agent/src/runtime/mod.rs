@@ -456,8 +456,8 @@ impl Runtime {
     }
 
     fn on_answer(&mut self, user: User, outcome: Outcome) {
-        self.turns.on_answered(user, now());
         self.on_outcome(outcome);
+        self.turns.on_answered(user, self.last_read);
     }
 
     fn on_outcome(&mut self, (op, outcome): Outcome) {
@@ -528,20 +528,19 @@ impl Runtime {
 
     /// Handles inputs for one turn.
     fn on_inputs(&mut self, arrived: &mut Vec<Input>) {
-        let started = now();
-        let mut turn = self.turns.begin(arrived, started);
-        let mut before = now();
+        let mut time = self.read_clock();
+        let mut turn = self.turns.begin(arrived, time);
         while let Some((user, input)) = turn.next(&mut self.turns) {
             let commands = self.core.commands_to_send();
-            self.on_input(input);
-            let after = now();
+            self.on_input(time, input);
+            let after = self.read_clock();
             for _ in commands..self.core.commands_to_send() {
                 self.turns.on_sent(user, after);
                 self.senders.push_back(user);
             }
-            self.turns.charge(user, after.since(before));
-            before = after;
-            if turn.is_over(after) {
+            self.turns.charge(user, after.since(time));
+            time = after;
+            if turn.is_over(time) {
                 break;
             }
         }
@@ -553,43 +552,38 @@ impl Runtime {
         if lane == Lane::Commands { self.senders.pop_front().flatten() } else { None }
     }
 
-    fn on_input(&mut self, message: Input) {
-        match message {
+    fn on_input(&mut self, time: Moment, input: Input) {
+        match input {
             Input::Opened { connection, peer, secret, outbox } => {
                 self.outboxes.insert(connection, outbox);
-                let time = self.read_clock();
                 self.core.on_open(time, connection, peer, secret);
             }
             Input::ClientName(connection, name) => self.core.on_named(connection, name),
             Input::Resp3(connection, on) => self.core.on_protocol(connection, on),
             Input::Command(connection, command) => {
-                let time = self.read_clock();
                 self.core.on_command(time, connection, command);
             }
             Input::Answered(connection, reply) => {
-                let time = self.read_clock();
                 self.core.on_answered(time, connection, reply);
             }
             Input::PolicyReloaded(policy) => self.core.set_policy(Some(policy)),
             Input::Quit(connection) => self.core.on_quit(connection),
             Input::Watched(connection, watch) => self.core.on_watched(connection, watch),
             Input::Died(connection) => {
-                let time = self.read_clock();
                 self.core.on_died(time, connection);
             }
             Input::Closed(connection) => {
                 self.outboxes.remove(&connection);
                 self.turns.on_closed(connection);
-                let time = self.read_clock();
                 self.core.on_close(time, connection);
             }
             Input::ListLocks(request, answer) => {
-                self.core.on_time(now());
+                self.core.on_time(time);
                 // The receiver of the answer may have been dropped.
                 answer.send(self.core.list(&request, None)).ok();
             }
             Input::ListSessions(after, count, answer) => {
-                self.core.on_time(now());
+                self.core.on_time(time);
                 answer.send(self.core.list_sessions(after, count)).ok();
             }
             Input::ListBusy(answer) => {
@@ -597,15 +591,14 @@ impl Runtime {
                 answer.send(self.core.busy_pids()).ok();
             }
             Input::Stopped(pids) => {
-                let time = self.read_clock();
                 self.core.on_stopped(time, &pids);
             }
             Input::DiffPublished(noted, answer) => {
-                self.core.on_time(now());
+                self.core.on_time(time);
                 answer.send(self.core.diff_published(&noted)).ok();
             }
             Input::ListAwaited { red, min_age, answer } => {
-                self.core.on_time(now());
+                self.core.on_time(time);
                 answer.send(self.core.awaited(red, min_age)).ok();
             }
         }

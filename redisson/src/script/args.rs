@@ -4,25 +4,36 @@ use std::fmt;
 use std::io::Write as _;
 use std::ops::Index;
 
+use smallvec::SmallVec;
+
+use crate::LockName;
+
 /// A list of byte strings in a single buffer. A batch of renewals has hundreds of them, and allocating each would cost
 /// more than the rest of the call.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Args {
     bytes: Vec<u8>,
-    /// The end offset of each string.
-    ends: Vec<usize>,
+    /// The end offset of each string. Calls for one lock have up to four.
+    ends: SmallVec<[usize; 4]>,
 }
 
 impl Args {
     /// Creates an empty list with room for `count` strings of `bytes` bytes in total.
     #[must_use]
     pub fn with_capacity(count: usize, bytes: usize) -> Self {
-        Self { bytes: Vec::with_capacity(bytes), ends: Vec::with_capacity(count) }
+        Self { bytes: Vec::with_capacity(bytes), ends: SmallVec::with_capacity(count) }
     }
 
     /// Appends a string.
     pub fn push(&mut self, arg: impl AsRef<[u8]>) {
         self.bytes.extend_from_slice(arg.as_ref());
+        self.ends.push(self.bytes.len());
+    }
+
+    /// Appends a lock's companion or channel: `prefix` and the name in its form of [`LockName::tagged`].
+    pub(crate) fn push_tagged(&mut self, prefix: &[u8], name: &LockName) {
+        self.bytes.extend_from_slice(prefix);
+        name.push_tagged(&mut self.bytes);
         self.ends.push(self.bytes.len());
     }
 

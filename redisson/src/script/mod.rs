@@ -208,9 +208,9 @@ pub fn renew<'a>(
 /// Releases a hold, whatever its count, and notifies waiters. Parse the reply with [`parse_release`].
 #[must_use]
 pub fn release(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
-    let mut args = Args::with_capacity(5, 120 + name.as_bytes().len());
+    let mut args = Args::with_capacity(4, 120 + name.as_bytes().len());
     args.push_text(holder);
-    args.push(keys::channel(name));
+    args.push_tagged(keys::LOCK_CHANNEL, name);
     args.push(keys::RELEASED);
     args.extend(publish.commands());
     Call { script: &RELEASE, keys: Args::from([name.as_bytes()]), args }
@@ -242,7 +242,11 @@ pub fn holder_entry(holder: &HolderId) -> Call {
 
 /// Returns the lock's key followed by those of its fair queue.
 fn with_queue(name: &LockName) -> Args {
-    Args::from([name.as_bytes(), &keys::queue(name), &keys::deadlines(name)])
+    let mut keys = Args::with_capacity(3, 3 * name.as_bytes().len() + 50);
+    keys.push(name.as_bytes());
+    keys.push_tagged(keys::QUEUE, name);
+    keys.push_tagged(keys::DEADLINES, name);
+    keys
 }
 
 /// Describes the lock, reading only what is known to be small. Parse the reply with [`parse_show`].

@@ -108,7 +108,7 @@ impl Core {
         self.report_with_reply(waiter.reply_to, report);
         let waited_ms = self.waited_ms(&waiter);
         let span = self.hold_span(&waiter, &group, number, token);
-        let Waiter { name, kind, owner, uid, reply_to, lease, trace, .. } = waiter;
+        let Waiter { name, kind, owner, uid, reply_to, lease, trace, .. } = *waiter;
         let mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
         let lease = lease.unwrap_or(self.settings.lease);
         let hold = NewHold {

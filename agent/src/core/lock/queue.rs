@@ -43,7 +43,7 @@ impl Queue {
     }
 
     /// Removes a waiter.
-    pub(super) fn remove(&mut self, id: WaiterId, waiters: &mut BTreeMap<WaiterId, Waiter>) {
+    pub(super) fn remove(&mut self, id: WaiterId, waiters: &mut BTreeMap<WaiterId, Box<Waiter>>) {
         let Some(Waiting { ids, joiners }) = self.0.as_deref_mut() else { return };
         // Usually it is in front, or the queue is in order of numbers, so that it is found quickly: many may leave at
         // once.

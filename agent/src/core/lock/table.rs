@@ -61,7 +61,7 @@ pub(in crate::core) struct Label {
 pub(in crate::core) struct LockTable {
     /// On the heap, as the map itself keeps room for up to twice its entries.
     locks: HashMap<LockName, Box<LockState>>,
-    waiters: BTreeMap<WaiterId, Waiter>,
+    waiters: BTreeMap<WaiterId, Box<Waiter>>,
     /// The waiters whose attempts carry another number than their first one, by that number.
     renumbered: HashMap<Number, WaiterId>,
     /// The rank of the latest waiter in a queue.
@@ -309,8 +309,9 @@ impl LockTable {
     pub(in crate::core) fn forget_old_error(&mut self, name: &LockName) {
         let Some(state) = self.locks.get_mut(name) else { return };
         let front = state.queue.front().and_then(|id| self.waiters.get(&id));
-        let tries = |front: &Waiter| front.kind == Kind::Fair || !state.excludes(front.kind);
-        if state.is_held() && !front.is_some_and(tries) {
+        let tries =
+            front.is_some_and(|front| front.kind == Kind::Fair || !state.excludes(front.kind));
+        if state.is_held() && !tries {
             state.last_error = None;
         }
     }

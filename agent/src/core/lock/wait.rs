@@ -22,7 +22,7 @@ const FIRST_ANSWER: Duration = Duration::from_millis(250);
 
 impl Core {
     /// Puts a LOCK into its name's queue.
-    pub(in crate::core) fn queue_up(&mut self, mut waiter: Waiter) {
+    pub(in crate::core) fn queue_up(&mut self, mut waiter: Box<Waiter>) {
         self.link_to_holds(&mut waiter);
         let name = waiter.name.clone();
         let fair = waiter.kind == Kind::Fair;
@@ -37,7 +37,7 @@ impl Core {
     }
 
     /// Registers a LOCK that waits for its answer.
-    pub(in crate::core) fn begin_wait(&mut self, mut waiter: Waiter) -> WaiterId {
+    pub(in crate::core) fn begin_wait(&mut self, mut waiter: Box<Waiter>) -> WaiterId {
         let number = self.numbers.draw();
         waiter.number = number;
         let deadline = self.wait_end(&waiter);
@@ -58,8 +58,8 @@ impl Core {
         request: LockRequest,
         refused: bool,
         span: Span,
-    ) -> Waiter {
-        Waiter {
+    ) -> Box<Waiter> {
+        Box::new(Waiter {
             name: request.name,
             kind: request.kind,
             number: 0,
@@ -81,7 +81,7 @@ impl Core {
             undoing: None,
             arrival: None,
             armed: Moment::NEVER,
-        }
+        })
     }
 
     /// Gives a waiter another number, because a script that removes the old one has been or may be sent: if that ran
@@ -151,7 +151,7 @@ impl Core {
     }
 
     /// Removes a waiter from every table.
-    pub(in crate::core) fn remove_waiter(&mut self, number: WaiterId) -> Option<Waiter> {
+    pub(in crate::core) fn remove_waiter(&mut self, number: WaiterId) -> Option<Box<Waiter>> {
         let RemovedWaiter { waiter, channel } = self.locks.remove_waiter(number)?;
         if let Some(channel) = channel {
             self.effects.push(Effect::Unsubscribe(Node::Main, channel));

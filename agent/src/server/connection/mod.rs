@@ -317,7 +317,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     fn reply(&mut self, reply: Outgoing, bytes: usize) -> Result<(), Closed> {
         if let Outgoing::Reply(frame) | Outgoing::Switch(_, frame) = &reply {
             let failed = matches!(frame, Frame::Error(_));
-            self.shared.metrics.command(Command::OTHER, failed, Duration::ZERO);
+            self.shared.metrics.commands.answered(Command::OTHER, failed, Duration::ZERO);
         }
         if self.sent > self.answered {
             self.count_command(bytes);

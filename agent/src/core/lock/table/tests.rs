@@ -32,9 +32,9 @@ fn table(waiters: &[(WaiterId, Kind)]) -> LockTable {
     table
 }
 
-fn waiter(id: WaiterId, kind: Kind) -> Waiter {
+fn waiter(id: WaiterId, kind: Kind) -> Box<Waiter> {
     let connection = ConnectionId(1);
-    Waiter {
+    Box::new(Waiter {
         name: name(),
         kind,
         number: id,
@@ -53,7 +53,7 @@ fn waiter(id: WaiterId, kind: Kind) -> Waiter {
         undoing: None,
         arrival: None,
         armed: Moment::NEVER,
-    }
+    })
 }
 
 #[test]

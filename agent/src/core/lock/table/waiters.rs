@@ -13,7 +13,7 @@ use crate::types::Number;
 /// A waiter that was removed.
 #[derive(Debug)]
 pub(in crate::core) struct RemovedWaiter {
-    pub(in crate::core) waiter: Waiter,
+    pub(in crate::core) waiter: Box<Waiter>,
     /// The fair waiter's own channel, to which it was subscribed.
     pub(in crate::core) channel: Option<Vec<u8>>,
 }
@@ -27,7 +27,7 @@ pub(in crate::core) struct ChannelChange {
 
 impl LockTable {
     pub(in crate::core) fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
-        self.waiters.get(&id)
+        self.waiters.get(&id).map(|waiter| &**waiter)
     }
 
     pub(in crate::core) fn has_waiter(&self, id: WaiterId) -> bool {
@@ -44,7 +44,7 @@ impl LockTable {
         &self,
         ids: impl RangeBounds<WaiterId>,
     ) -> impl Iterator<Item = (WaiterId, &Waiter)> {
-        self.waiters.range(ids).map(|(id, waiter)| (*id, waiter))
+        self.waiters.range(ids).map(|(id, waiter)| (*id, &**waiter))
     }
 
     /// Returns whether a waiter makes its attempts under this number.
@@ -54,7 +54,7 @@ impl LockTable {
 
     /// Returns the waiters whose attempts carry another number than their first one, with that number.
     pub(in crate::core) fn renumbered(&self) -> impl Iterator<Item = (Number, &Waiter)> {
-        self.renumbered.iter().filter_map(|(number, id)| Some((*number, self.waiters.get(id)?)))
+        self.renumbered.iter().filter_map(|(number, id)| Some((*number, &**self.waiters.get(id)?)))
     }
 
     /// Returns the waiter for a name that makes its attempts under this number.
@@ -77,7 +77,7 @@ impl LockTable {
     }
 
     /// Adds a waiter, not in any queue yet, whose wait ends at that instant.
-    pub(in crate::core) fn add_waiter(&mut self, id: WaiterId, waiter: Waiter, until: Moment) {
+    pub(in crate::core) fn add_waiter(&mut self, id: WaiterId, waiter: Box<Waiter>, until: Moment) {
         self.quota.add_wait(waiter.uid);
         let waiter = self.waiters.entry(id).or_insert(waiter);
         self.timers.set(&mut waiter.armed, until, LockTimer::Waiter(id));
@@ -248,7 +248,7 @@ impl LockTable {
     /// Wakes a fair waiter that sleeps. Returns whether it did.
     pub(in crate::core) fn wake_fair(&mut self, id: WaiterId) -> bool {
         let asleep = |waiter: &Waiter| waiter.attempt.is_none() && waiter.position.armed.is_some();
-        if !self.waiters.get(&id).is_some_and(asleep) {
+        if !self.waiter(id).is_some_and(asleep) {
             return false;
         }
         self.retry_at(id, Moment::NEVER);
