@@ -7,12 +7,12 @@ use prometheus::{Histogram, HistogramVec, IntCounter};
 use service_kit::metrics::Registrar;
 
 use super::ROUND_TRIP_BUCKETS;
-use crate::collections::HashMap;
 use crate::protocol::command::Command;
 
 #[derive(Debug)]
 pub(crate) struct CommandMetrics {
-    by_word: HashMap<&'static str, OfWord>,
+    /// One for each of [`Command::WORDS`], the most frequent ones first.
+    by_word: Vec<(&'static str, OfWord)>,
     seconds: HistogramVec,
 }
 
@@ -35,7 +35,7 @@ impl CommandMetrics {
             seconds: OnceLock::new(),
         };
         Ok(Self {
-            by_word: Command::WORDS.map(|word| (word, of_word(word))).into_iter().collect(),
+            by_word: Command::WORDS.map(|word| (word, of_word(word))).into(),
             seconds: make.histograms(
                 "command_seconds",
                 "Time from a command's arrival to its reply, including waits.",
@@ -47,7 +47,9 @@ impl CommandMetrics {
 
     /// Counts a reply to a command; `word` is one of [`Command::WORDS`].
     pub(crate) fn answered(&self, word: &str, failed: bool, took: Duration) {
-        let Some(of_word) = self.by_word.get(word) else { return };
+        let Some((_, of_word)) = self.by_word.iter().find(|(known, _)| *known == word) else {
+            return;
+        };
         let counter = if failed { &of_word.error } else { &of_word.ok };
         counter.inc();
         let seconds = of_word.seconds.get_or_init(|| self.seconds.with_label_values(&[word]));

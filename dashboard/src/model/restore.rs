@@ -46,7 +46,18 @@ impl Model {
         let scope = &self.scopes[scope_id.0];
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
         let gone: Vec<_> = self.restored.extract_if(|id, _| ours(id)).collect();
+        self.restored.shrink_to_fit();
         self.end_unobserved(scope_id, gone, now.steady());
+    }
+
+    /// Takes the state of a lock in an earlier run, if it has not been taken yet.
+    pub(super) fn take_restored(&mut self, id: &LockId) -> Option<(LockId, RestoredLock)> {
+        let taken = self.restored.remove_entry(id);
+        if self.restored.is_empty() {
+            // Frees its memory, which removals do not.
+            self.restored = HashMap::new();
+        }
+        taken
     }
 
     /// Reads some of the locks that an earlier run knew and that a scan has not shown, although they may exist. Those with
@@ -83,7 +94,7 @@ impl Model {
         // Such a problem lasts although the lock does not exist.
         let is_over = |lock: &RestoredLock| !lock.is_reported_when_free();
         if self.restored.get(&id).is_some_and(is_over) {
-            let gone = self.restored.remove_entry(&id);
+            let gone = self.take_restored(&id);
             self.end_unobserved(scope_id, gone.into_iter().collect(), at);
         }
     }

@@ -40,12 +40,12 @@ impl Model {
         let rule = self.settings.rules.iter().find(|rule| glob_matches(&rule.pattern, bytes));
         let rule = rule.map_or(&self.settings.usual, |rule| &rule.rule);
         let group = self.grouping.label(name);
-        let scope = &mut self.scopes[scope_id.0];
-        let mut record = Record::new(scope.id(name), group, Arc::clone(rule), now);
-        if let Some(restored) = self.restored.remove(&scope.id(name)) {
+        let id = self.scopes[scope_id.0].id(name);
+        let mut record = Record::new(id.clone(), group, Arc::clone(rule), now);
+        if let Some((_, restored)) = self.take_restored(&id) {
             record.restore(restored, now);
         }
-        scope.locks.insert(name.clone(), LockEntry::new(record));
+        self.scopes[scope_id.0].locks.insert(name.clone(), LockEntry::new(record));
         self.lock_count += 1;
         true
     }

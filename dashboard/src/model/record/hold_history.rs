@@ -38,6 +38,11 @@ pub(super) struct HoldHistory {
 }
 
 impl HoldHistory {
+    /// Returns whether no hold and no wait was ever added, and none is restored.
+    pub(super) fn is_empty(&self) -> bool {
+        self.longest.is_none() && self.longest_wait.is_none() && self.restored.is_empty()
+    }
+
     /// Adds a hold. If there are too many, it replaces the oldest.
     pub(super) fn push(&mut self, hold: PastHold) {
         self.view.take();

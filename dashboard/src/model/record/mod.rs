@@ -510,12 +510,12 @@ impl Record {
 
     /// Ends the holds of an earlier run that a reading does not show.
     fn end_unseen(&mut self, stamp: Stamp, effects: &mut Vec<Effect>) {
-        let history = self.hold_history.as_mut();
-        let restored = history.map(|history| std::mem::take(&mut history.restored));
-        for (id, _) in restored.into_iter().flatten() {
+        let Some(history) = &mut self.hold_history else { return };
+        for (id, _) in std::mem::take(&mut history.restored) {
             let over = ArchiveEntry::Unseen(self.id.clone(), id, stamp.steady());
             effects.push(Effect::Archive(Box::new(over)));
         }
+        self.hold_history.take_if(|history| history.is_empty());
     }
 
     /// Applies a count of the connections that listen for the lock's release.

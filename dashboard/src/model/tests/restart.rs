@@ -46,6 +46,24 @@ fn a_problem_that_is_found_again_keeps_its_beginning() {
 }
 
 #[test]
+fn the_state_of_an_earlier_run_needs_no_memory_once_all_locks_were_read() {
+    let restored = |lock: &str| {
+        let since = Since { at: SteadyMillis(2_000), exact: true };
+        let holds = vec![(holder(1).into(), since)];
+        (id(lock), RestoredLock { holds, ..RestoredLock::default() })
+    };
+    let mut model = model();
+    model.restore(["a", "b"].map(restored).into(), SteadyMillis(0));
+    read(&mut model, "a", 9_000, held(1, 1, Some(30_000)));
+    assert!(model.restored.capacity() > 0);
+    read(&mut model, "b", 9_000, held(1, 1, Some(30_000)));
+    assert_eq!(model.restored.capacity(), 0);
+    model.restore(["c", "d"].map(restored).into(), SteadyMillis(0));
+    pass(&mut model, 10_000, 11_000);
+    assert_eq!(model.restored.capacity(), 0);
+}
+
+#[test]
 fn a_problem_that_is_not_found_again_ends() {
     let mut model = with("a");
     let over = ArchiveEntry::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(700_001));
