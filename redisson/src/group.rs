@@ -6,6 +6,7 @@
 //! counted separately.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -169,7 +170,8 @@ pub struct Grouping {
     patterns: Vec<Pattern>,
     max: usize,
     labels: HashMap<String, Arc<str>>,
-    counted: HashSet<String>,
+    /// The hashes of the groups, which are smaller than their names.
+    counted: HashSet<u64>,
     overflow: Arc<str>,
 }
 
@@ -207,8 +209,8 @@ impl Grouping {
             .iter()
             .find_map(|pattern| pattern.apply(bytes))
             .unwrap_or_else(|| collapse(bytes));
-        if self.counted.len() < MAX_COUNTED && !self.counted.contains(&group) {
-            self.counted.insert(group.clone());
+        if self.counted.len() < MAX_COUNTED {
+            self.counted.insert(self.labels.hasher().hash_one(&group));
         }
         if let Some(label) = self.labels.get(&group) {
             return Arc::clone(label);

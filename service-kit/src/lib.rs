@@ -10,6 +10,7 @@
 
 pub mod clock;
 pub mod http;
+pub mod memory;
 pub mod metrics;
 pub mod open_files;
 pub mod redis;

@@ -29,7 +29,7 @@ const PLANS: [Plan; 5] = [
     Plan {
         root: "service-kit/src/lib.rs",
         layers: &[
-            &["clock", "open_files", "settings", "shutdown", "signing", "stderr"],
+            &["clock", "memory", "open_files", "settings", "shutdown", "signing", "stderr"],
             &["redis"],
             &["trace"],
             &["metrics", "telemetry"],

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use redisson::{Kind, LockName, Moment, millis};
+use service_kit::memory::Trim as _;
 
 use crate::collections::HashSet;
 use crate::core::ids::OpId;
@@ -153,6 +154,7 @@ impl Core {
     /// Records that a number is no longer in Redis, if the journal has it.
     pub(in crate::core) fn journal_gone(&mut self, number: Number) {
         if self.journal.numbers.remove(&number) {
+            self.journal.numbers.trim();
             self.journal_record(Record::Gone { number });
         }
     }

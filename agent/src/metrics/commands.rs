@@ -11,11 +11,12 @@ use crate::protocol::command::Command;
 
 #[derive(Debug)]
 pub(crate) struct CommandMetrics {
-    /// One for each of [`Command::WORDS`], the most frequent ones first.
+    /// In the order of [`Command::WORDS`].
     by_word: Vec<(&'static str, OfWord)>,
     seconds: HistogramVec,
 }
 
+/// The metrics of one command.
 #[derive(Debug)]
 struct OfWord {
     ok: IntCounter,
@@ -47,9 +48,9 @@ impl CommandMetrics {
 
     /// Counts a reply to a command; `word` is one of [`Command::WORDS`].
     pub(crate) fn answered(&self, word: &str, failed: bool, took: Duration) {
-        let Some((_, of_word)) = self.by_word.iter().find(|(known, _)| *known == word) else {
-            return;
-        };
+        let of_word = self.by_word.iter().find(|(known, _)| *known == word);
+        debug_assert!(of_word.is_some(), "`{word}` is not among the words of commands");
+        let Some((_, of_word)) = of_word else { return };
         let counter = if failed { &of_word.error } else { &of_word.ok };
         counter.inc();
         let seconds = of_word.seconds.get_or_init(|| self.seconds.with_label_values(&[word]));

@@ -206,9 +206,21 @@ impl ActiveCollector {
     }
 
     /// Sets the gauges to the current numbers and starts.
-    fn read(&self) {
+    fn set_gauges(&self) {
         self.oldest_hold.reset();
         self.oldest_wait.reset();
+        // Converted with the current wall clock, against which readers compare it.
+        let booted = service_kit::clock::boot_epoch_millis();
+        let show_start = |gauges: &GaugeVec, group: &str, start: Option<&Start>| {
+            if let Some((start, _)) = start {
+                let millis = booted + start.as_micros() / 1_000;
+                #[expect(
+                    clippy::cast_precision_loss,
+                    reason = "epoch milliseconds fit into 53 bits"
+                )]
+                gauges.with_label_values(&[group]).set(millis as f64 / 1000.0);
+            }
+        };
         for (group, kinds) in &*self.active.lock() {
             for ActiveOfKind { kind, holds, waits } in kinds {
                 let labels = [&**group, kind.as_str()];
@@ -217,21 +229,12 @@ impl ActiveCollector {
                     gauge.with_label_values(&labels).set(count);
                 }
             }
-            let oldest_hold = kinds.iter().filter_map(|of| of.holds.first()).min();
-            let oldest_wait = kinds.iter().filter_map(|of| of.waits.first()).min();
+            let oldest_hold = kinds.iter().filter_map(|of_kind| of_kind.holds.first()).min();
+            let oldest_wait = kinds.iter().filter_map(|of_kind| of_kind.waits.first()).min();
             show_start(&self.oldest_hold, group, oldest_hold);
             show_start(&self.oldest_wait, group, oldest_wait);
         }
     }
-}
-
-/// Sets the gauge of a group to the time of a start, if there is one.
-fn show_start(gauges: &GaugeVec, group: &str, start: Option<&Start>) {
-    let Some((start, _)) = start else { return };
-    // Converted with the current wall clock, against which readers compare it.
-    let millis = service_kit::clock::boot_epoch_millis() + start.as_micros() / 1_000;
-    #[expect(clippy::cast_precision_loss, reason = "epoch milliseconds fit into 53 bits")]
-    gauges.with_label_values(&[group]).set(millis as f64 / 1000.0);
 }
 
 impl Collector for ActiveCollector {
@@ -241,7 +244,7 @@ impl Collector for ActiveCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.read();
+        self.set_gauges();
         let [holds, waiters] = [self.holds.collect(), self.waiters.collect()];
         [holds, waiters, self.oldest_hold.collect(), self.oldest_wait.collect()].concat()
     }

@@ -1,4 +1,4 @@
-//! The agent's Prometheus metrics. Recording blocks only on other recordings and cannot fail.
+//! The agent's Prometheus metrics. Recording blocks only on other recordings and on scrapes, and cannot fail.
 
 mod apply;
 mod commands;

@@ -32,6 +32,7 @@ impl ScriptBatch {
     pub(super) fn take(scripts: &mut Vec<Script>) -> Option<Self> {
         match scripts.len() {
             0 | 1 => scripts.pop().map(Self::alone),
+            // Leaves room for as many.
             _ => Some(Self::Shared(scripts.split_off(0))),
         }
     }

@@ -22,6 +22,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redisson::script::{Call, MAX_CALLS};
 use redisson::{ClientId, Grouping, Moment, keys};
+use service_kit::memory::Trim as _;
 use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -267,6 +268,7 @@ impl Runtime {
                     Dispatch::Commands(batch) => replies.push(self.servers.send(batch)),
                 }
             }
+            dispatches.trim();
             self.show_gauges();
             if let Some(journal) = &mut self.journal {
                 journal.start(|| self.core.journal_records());
@@ -528,8 +530,10 @@ impl Runtime {
 
     /// Handles inputs for one turn.
     fn on_inputs(&mut self, arrived: &mut Vec<Input>) {
+        let began = self.read_clock();
+        let mut turn = self.turns.begin(arrived, began);
+        // Sorting a backlog takes time, which is no user's.
         let mut time = self.read_clock();
-        let mut turn = self.turns.begin(arrived, time);
         while let Some((user, input)) = turn.next(&mut self.turns) {
             let commands = self.core.commands_to_send();
             self.on_input(time, input);

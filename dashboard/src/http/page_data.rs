@@ -107,7 +107,7 @@ impl App {
         Ok(LockPage {
             chrome: self.chrome(address),
             home: self.sources.slot_of(&id),
-            trace: self.sources.traces().get(&id),
+            trace: self.sources.traces().get(&id, now),
             id,
             subject,
             then,

@@ -114,7 +114,7 @@ pub(super) async fn read(
             && *source.deployment == *lock.deployment
             && node.as_ref().is_none_or(|node| *node == source.node)
     });
-    let known = traces.get(&lock);
+    let known = traces.get(&lock, now);
     let bounds = known.as_ref().map(|trace| (trace.since, trace.until));
     let trace = known.unwrap_or_default();
     let senders = trace::Senders::new(&trace);

@@ -13,6 +13,7 @@ use redisson::slot::{SLOTS, slot};
 use redisson::{LockName, Moment};
 
 use super::Model;
+use super::schedule::Schedule;
 use super::scope::Scope;
 use crate::clock::Time;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
@@ -191,6 +192,9 @@ impl Model {
         let empty: Vec<ScopeId> =
             cluster.left.extract_if(.., |node| scopes[node.0].locks.is_empty()).collect();
         for node in &empty {
+            // It still has the names of the locks that were to be read.
+            self.scopes[node.0].schedule =
+                Schedule::new(self.settings.reads_a_second(0), self.ticked);
             for owner in cluster.owners.iter_mut().filter(|owner| **owner == Some(*node)) {
                 *owner = None;
             }

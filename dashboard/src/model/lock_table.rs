@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::{LockName, Moment};
+use service_kit::memory::Trim as _;
 
 use super::deadlines::{Due, Locks};
 use super::record::Record;
@@ -146,11 +147,13 @@ impl LockTable {
     /// Removes a lock that moves to another table. It remains published, and is not scheduled.
     pub(super) fn move_out(&mut self, name: &LockName) -> Option<LockEntry> {
         let mut entry = *self.entries.remove(name)?;
+        self.entries.trim();
         entry.due = None;
         self.free.update(name, entry.free.take(), None, false);
         self.possible.remove(name);
         self.with_named_waiters.remove(name);
         self.awaited.remove(name);
+        self.awaited.trim();
         self.acknowledged.remove(name);
         self.changed.remove(name);
         Some(entry)

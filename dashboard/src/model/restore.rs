@@ -51,8 +51,8 @@ impl Model {
     }
 
     /// Takes the state of a lock in an earlier run, if it has not been taken yet.
-    pub(super) fn take_restored(&mut self, id: &LockId) -> Option<(LockId, RestoredLock)> {
-        let taken = self.restored.remove_entry(id);
+    pub(super) fn take_earlier(&mut self, id: &LockId) -> Option<RestoredLock> {
+        let taken = self.restored.remove(id);
         if self.restored.is_empty() {
             // Frees its memory, which removals do not.
             self.restored = HashMap::new();
@@ -94,7 +94,7 @@ impl Model {
         // Such a problem lasts although the lock does not exist.
         let is_over = |lock: &RestoredLock| !lock.is_reported_when_free();
         if self.restored.get(&id).is_some_and(is_over) {
-            let gone = self.take_restored(&id);
+            let gone = self.take_earlier(&id).map(|lock| (id, lock));
             self.end_unobserved(scope_id, gone.into_iter().collect(), at);
         }
     }

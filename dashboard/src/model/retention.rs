@@ -42,7 +42,7 @@ impl Model {
         let group = self.grouping.label(name);
         let id = self.scopes[scope_id.0].id(name);
         let mut record = Record::new(id.clone(), group, Arc::clone(rule), now);
-        if let Some((_, restored)) = self.take_restored(&id) {
+        if let Some(restored) = self.take_earlier(&id) {
             record.restore(restored, now);
         }
         self.scopes[scope_id.0].locks.insert(name.clone(), LockEntry::new(record));

@@ -103,6 +103,12 @@ struct Trail {
     steps: VecDeque<Arc<Step>>,
 }
 
+impl Trail {
+    fn is_retained(&self, now: SteadyMillis) -> bool {
+        now.millis_since(self.until) < RETAINED_MS
+    }
+}
+
 impl Traces {
     /// Traces a lock for [`WATCH`] from `now` on. A running trace is extended to that time, and an ended one is
     /// replaced.
@@ -112,7 +118,7 @@ impl Traces {
     pub fn start(&self, id: &LockId, now: SteadyMillis) -> Result<SteadyMillis, Full> {
         let until = now.plus(millis(WATCH));
         let trails = &mut *self.0.trails.lock();
-        trails.retain(|_, trail| now.millis_since(trail.until) < RETAINED_MS);
+        trails.retain(|_, trail| trail.is_retained(now));
         if !trails.contains_key(id) && trails.len() >= MAX_TRACES {
             let over = trails.iter().filter(|(_, trail)| trail.until <= now);
             let oldest = over.min_by_key(|(_, trail)| trail.until).map(|(id, _)| id.clone());
@@ -168,10 +174,11 @@ impl Traces {
         self.0.changes.send_replace(());
     }
 
-    /// Returns a lock's latest trace, or `None` if there is none.
+    /// Returns a lock's latest trace, or `None` if there is none that is still retained.
     #[must_use]
-    pub fn get(&self, id: &LockId) -> Option<Trace> {
-        let trails = self.0.trails.lock();
+    pub fn get(&self, id: &LockId, now: SteadyMillis) -> Option<Trace> {
+        let trails = &mut *self.0.trails.lock();
+        trails.retain(|_, trail| trail.is_retained(now));
         let Trail { since, until, dropped, next, ref steps } = *trails.get(id)?;
         Some(Trace { since, until, dropped, next, steps: steps.iter().cloned().collect() })
     }
@@ -231,7 +238,7 @@ mod tests {
     fn steps_of_a_traced_lock_are_recorded_until_it_ends() {
         let (traces, raw) = (Traces::default(), Arc::from(&b"line"[..]));
         traces.record(&id("a"), &event("a", 1), &raw, at(1));
-        assert_eq!(traces.get(&id("a")), None);
+        assert_eq!(traces.get(&id("a"), at(1)), None);
         assert!(!traces.is_active(at(1)));
         traces.start(&id("a"), at(1)).unwrap();
         assert!(traces.is_active(at(2)) && traces.traced("main", 1, at(2)).is_empty());
@@ -240,14 +247,14 @@ mod tests {
         traces.record(&id("b"), &event("b", 11), &raw, at(2));
         traces.record(&id("a"), &event("a", 35), &raw, at(60));
         traces.record(&id("a"), &event("a", 99), &raw, at(61));
-        let trace = traces.get(&id("a")).unwrap();
+        let trace = traces.get(&id("a"), at(71)).unwrap();
         let gaps: Vec<Option<u64>> = trace.steps.iter().map(|step| step.gap_micros).collect();
         assert_eq!((gaps, trace.next, trace.dropped), (vec![None, Some(25)], 2, 0));
         assert!(!trace.is_running(at(61)) && !traces.is_active(at(61)));
         // Another trace of the lock begins empty, and its numbers continue.
         traces.start(&id("a"), at(70)).unwrap();
         traces.record(&id("a"), &event("a", 100), &raw, at(71));
-        let trace = traces.get(&id("a")).unwrap();
+        let trace = traces.get(&id("a"), at(71)).unwrap();
         assert_eq!((trace.since, trace.steps[0].seq, trace.steps.len()), (at(70), 2, 1));
     }
 
@@ -261,15 +268,16 @@ mod tests {
         assert!(traces.start(&id("0"), at(9)).is_ok(), "one that is running continues");
         // The trace that ended first makes room.
         assert!(traces.start(&id("more"), at(62)).is_ok());
-        assert_eq!(traces.get(&id("1")), None);
-        assert!(traces.get(&id("0")).is_some());
+        assert_eq!(traces.get(&id("1"), at(62)), None);
+        assert!(traces.get(&id("0"), at(62)).is_some());
         for i in 0..MAX_STEPS as u64 + 7 {
             traces.record(&id("more"), &event("more", i), &raw, at(63));
         }
-        let trace = traces.get(&id("more")).unwrap();
+        let trace = traces.get(&id("more"), at(63)).unwrap();
         assert_eq!((trace.steps.len(), trace.dropped, trace.steps[0].seq), (MAX_STEPS, 7, 7));
-        traces.start(&id("late"), at(62 + 60 + 15 * 60)).unwrap();
-        assert_eq!(traces.get(&id("more")), None, "retained for a while only");
+        let over = 62 + 60 + 15 * 60;
+        assert!(traces.get(&id("more"), at(over - 1)).is_some());
+        assert_eq!(traces.get(&id("more"), at(over)), None, "retained for a while only");
     }
 
     #[tokio::test]
@@ -280,7 +288,7 @@ mod tests {
         let waiting = traces.clone();
         let reader = tokio::spawn(async move {
             waiting.wait(&id("a"), 0, Duration::from_secs(3_600)).await;
-            waiting.get(&id("a")).unwrap().steps.len()
+            waiting.get(&id("a"), SteadyMillis::now()).unwrap().steps.len()
         });
         tokio::task::yield_now().await;
         traces.record(&id("a"), &event("a", 1), &Arc::from(&b""[..]), SteadyMillis::now());

@@ -13,7 +13,7 @@ use crate::LockName;
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Args {
     bytes: Vec<u8>,
-    /// The end offset of each string. Calls for one lock have up to four.
+    /// The end offset of each string. Most calls for one lock have at most four.
     ends: SmallVec<[usize; 4]>,
 }
 

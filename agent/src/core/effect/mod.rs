@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use redisson::Moment;
 use redisson::script::Call;
+use service_kit::memory::Trim as _;
 use service_kit::trace::TraceParent;
 
 use crate::core::ids::OpId;
@@ -96,6 +97,7 @@ impl Effects {
 
     pub(super) fn pop(&mut self) -> Option<Effect> {
         let effect = self.queue.pop_front()?;
+        self.queue.trim();
         self.commands -= usize::from(effect.is_command());
         Some(effect)
     }

@@ -1,6 +1,7 @@
 //! The holds in memory: stored side by side, and found without a search by their index.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::RangeBounds;
 
 use super::hold::Hold;
@@ -14,7 +15,8 @@ const CHUNK: usize = 1024;
 pub(super) struct Holds {
     indices: BTreeMap<Number, HoldIndex>,
     chunks: Vec<Chunk>,
-    free: Vec<HoldIndex>,
+    /// The unused indices. The lowest is used first, so that few chunks have memory.
+    free: BinaryHeap<Reverse<HoldIndex>>,
 }
 
 /// Neighbouring holds; without memory while there are none.
@@ -61,7 +63,8 @@ impl Holds {
 
     /// Adds a hold whose number no other has.
     pub(super) fn insert(&mut self, mut hold: Hold) -> &mut Hold {
-        let index = self.free.pop().unwrap_or_else(|| self.next_index());
+        let free = self.free.pop().map(|Reverse(index)| index);
+        let index = free.unwrap_or_else(|| self.next_index());
         hold.index = index;
         self.indices.insert(hold.number, index);
         let chunk = &mut self.chunks[index.0 / CHUNK];
@@ -91,7 +94,7 @@ impl Holds {
         if chunk.taken == 0 && many {
             chunk.holds = Vec::new();
         }
-        self.free.push(index);
+        self.free.push(Reverse(index));
         if self.indices.is_empty() && many {
             *self = Self::default();
         }
@@ -106,6 +109,17 @@ mod tests {
 
     fn numbers(holds: &Holds) -> Vec<Number> {
         holds.range(..).map(|hold| hold.number).collect()
+    }
+
+    #[test]
+    fn the_lowest_free_index_is_used_first() {
+        let mut holds = Holds::default();
+        let indices: Vec<_> = (1..=4).map(|number| holds.insert(hold(number)).index).collect();
+        for number in [1, 3, 2] {
+            holds.remove(number);
+        }
+        let reused: Vec<_> = (5..=7).map(|number| holds.insert(hold(number)).index).collect();
+        assert_eq!(reused, indices[..3]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::{Family, Grouping, Kind, LockName, Moment, keys};
+use service_kit::memory::Trim as _;
 
 use super::fencing::Fences;
 use super::quota::Quota;
@@ -61,6 +62,7 @@ pub(in crate::core) struct Label {
 pub(in crate::core) struct LockTable {
     /// On the heap, as the map itself keeps room for up to twice its entries.
     locks: HashMap<LockName, Box<LockState>>,
+    /// On the heap, as the map moves its entries.
     waiters: BTreeMap<WaiterId, Box<Waiter>>,
     /// The waiters whose attempts carry another number than their first one, by that number.
     renumbered: HashMap<Number, WaiterId>,
@@ -182,6 +184,7 @@ impl LockTable {
         if state.is_unused() {
             self.timers.clear(state.contest.sleeps_until(), LockTimer::Lock(name.clone()));
             self.locks.remove(name);
+            self.locks.trim();
             return Step::Nothing;
         }
         let (Some(front), Contest::Idle) = (state.queue.front(), state.contest) else {

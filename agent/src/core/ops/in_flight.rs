@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use redisson::{LockName, Moment};
+use service_kit::memory::Trim as _;
 
 use crate::collections::HashMap;
 use crate::core::ids::OpId;
@@ -252,6 +253,7 @@ impl InFlight {
     /// Removes an op: its outcome is known, or no longer wanted.
     pub(super) fn take(&mut self, id: OpId) -> Option<Op> {
         let mut op = self.ops.remove(&id)?;
+        self.ops.trim();
         self.timers.set(&mut op.armed, Moment::NEVER, id);
         let concerned = &mut self.concerned;
         op.verb.operation().each_number(&mut |number| {
@@ -262,6 +264,7 @@ impl InFlight {
                 }
             }
         });
+        self.concerned.trim();
         Some(op)
     }
 

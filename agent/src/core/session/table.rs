@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
+use service_kit::memory::Trim as _;
 
 use crate::collections::HashMap;
 use crate::core::ids::{Owner, ReplyTo};
@@ -164,6 +165,7 @@ impl SessionTable {
         let grace = self.take_grace(connection);
         self.cancel_resuming(connection);
         let session = self.all.remove(&connection)?;
+        self.all.trim();
         if self.taken_over.get(&session.id) == Some(&connection) {
             self.taken_over.remove(&session.id);
         }
@@ -380,6 +382,7 @@ impl SessionTable {
     pub(in crate::core) fn remove_hold(&mut self, owner: Owner, name: &LockName, kind: Kind) {
         if let Some(session) = self.all.get_mut(&owner.connection) {
             session.holds.remove(&(owner.owner, name.clone(), Side::of(kind)));
+            session.holds.trim();
         }
     }
 

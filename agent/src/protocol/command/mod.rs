@@ -146,7 +146,7 @@ impl Command {
     /// The label in metrics of every command that a connection answers itself.
     pub const OTHER: &str = "other";
 
-    /// All labels of commands in metrics.
+    /// All labels of commands in metrics, the most frequent ones first.
     pub const WORDS: [&str; 15] = [
         "lock",
         "unlock",

@@ -37,7 +37,7 @@ fn played(recording: &str, name: &str) -> LockPage {
             traces.record(&page.id, event, lines, now);
         }
     }
-    page.trace = traces.get(&page.id);
+    page.trace = traces.get(&page.id, now);
     page
 }
 

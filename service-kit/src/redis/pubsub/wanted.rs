@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::memory::Trim as _;
+
 /// Something to subscribe to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Topic {
@@ -58,6 +60,7 @@ impl Wanted {
     pub(super) fn remove(&self, topics: impl Iterator<Item = Topic>) {
         self.change(topics, |sets, topic| {
             sets.wanted.remove(topic);
+            sets.wanted.trim();
         });
     }
 
@@ -108,6 +111,7 @@ impl Wanted {
             }
             some
         };
+        changed.trim();
         let change = |topic| Change { wanted: wanted.contains(&topic), topic };
         taken.into_iter().map(change).collect()
     }

@@ -27,7 +27,7 @@ pub(in crate::core) struct ChannelChange {
 
 impl LockTable {
     pub(in crate::core) fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
-        self.waiters.get(&id).map(|waiter| &**waiter)
+        self.waiters.get(&id).map(Box::as_ref)
     }
 
     pub(in crate::core) fn has_waiter(&self, id: WaiterId) -> bool {
@@ -44,7 +44,7 @@ impl LockTable {
         &self,
         ids: impl RangeBounds<WaiterId>,
     ) -> impl Iterator<Item = (WaiterId, &Waiter)> {
-        self.waiters.range(ids).map(|(id, waiter)| (*id, &**waiter))
+        self.waiters.range(ids).map(|(id, waiter)| (*id, waiter.as_ref()))
     }
 
     /// Returns whether a waiter makes its attempts under this number.
@@ -54,7 +54,9 @@ impl LockTable {
 
     /// Returns the waiters whose attempts carry another number than their first one, with that number.
     pub(in crate::core) fn renumbered(&self) -> impl Iterator<Item = (Number, &Waiter)> {
-        self.renumbered.iter().filter_map(|(number, id)| Some((*number, &**self.waiters.get(id)?)))
+        self.renumbered
+            .iter()
+            .filter_map(|(number, id)| Some((*number, self.waiters.get(id)?.as_ref())))
     }
 
     /// Returns the waiter for a name that makes its attempts under this number.
