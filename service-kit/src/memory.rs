@@ -1,20 +1,20 @@
-//! Memory of collections, which they keep when their entries are removed.
+//! Memory of hash tables, which they keep when entries are removed.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hash};
 
-/// The capacity that a collection keeps in any case.
+/// The capacity that a table keeps in any case.
 const KEPT: usize = 1_024;
 
-/// Collections that free no memory of their own accord.
+/// Hash tables that give memory back.
 pub trait Trim {
-    /// Frees memory that is not needed for twice the entries. To be called after each removal, or after several of all entries:
-    /// it only acts at certain sizes, so that its time for each removal is constant on average.
+    /// Frees the memory that twice the entries do not need, if the number of entries is 0 or a large power of two. Called after
+    /// each removal, it takes constant time on average.
     fn trim(&mut self);
 }
 
-/// Returns the capacity that is enough for a collection of this size, if it is one at which memory is freed. A hash map's own
-/// capacity does not tell: it falls with removals, though the memory stays.
+/// Returns the capacity that is enough for a table of this size, if memory is freed at that size. The table's own capacity does
+/// not tell whether it has too much: it falls with removals, though the memory stays.
 fn enough(len: usize) -> Option<usize> {
     (len == 0 || (len >= KEPT && len.is_power_of_two())).then_some(KEPT.max(2 * len))
 }
@@ -28,22 +28,6 @@ impl<K: Eq + Hash, V, S: BuildHasher> Trim for HashMap<K, V, S> {
 }
 
 impl<T: Eq + Hash, S: BuildHasher> Trim for HashSet<T, S> {
-    fn trim(&mut self) {
-        if let Some(capacity) = enough(self.len()) {
-            self.shrink_to(capacity);
-        }
-    }
-}
-
-impl<T> Trim for VecDeque<T> {
-    fn trim(&mut self) {
-        if let Some(capacity) = enough(self.len()) {
-            self.shrink_to(capacity);
-        }
-    }
-}
-
-impl<T> Trim for Vec<T> {
     fn trim(&mut self) {
         if let Some(capacity) = enough(self.len()) {
             self.shrink_to(capacity);
@@ -84,18 +68,5 @@ mod tests {
         }
         map.clear();
         assert_eq!(map.capacity(), memory.capacity());
-    }
-
-    #[test]
-    fn queues_and_lists_shrink_once_they_are_empty() {
-        let mut queue: VecDeque<u32> = (0..100_000).collect();
-        while queue.pop_front().is_some() {
-            queue.trim();
-        }
-        assert!(queue.capacity() <= KEPT, "{}", queue.capacity());
-        let mut list: Vec<u32> = (0..100_000).collect();
-        list.clear();
-        list.trim();
-        assert!(list.capacity() <= KEPT, "{}", list.capacity());
     }
 }

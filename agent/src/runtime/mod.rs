@@ -22,7 +22,6 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redisson::script::{Call, MAX_CALLS};
 use redisson::{ClientId, Grouping, Moment, keys};
-use service_kit::memory::Trim as _;
 use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -49,6 +48,8 @@ use turns::{Turns, User};
 const INBOX: usize = 4096;
 /// The number of inputs in fair order from which further ones wait in the inbox.
 const BACKLOG: usize = 16_384;
+/// The number of scripts to send for which memory is kept.
+const KEPT_DISPATCHES: usize = 4096;
 /// The longest time without an event for the core while there are holds, so that it notices after it has slept.
 const TICK: Duration = Duration::from_millis(100);
 /// The time limit for writing the journal's last records.
@@ -268,7 +269,7 @@ impl Runtime {
                     Dispatch::Commands(batch) => replies.push(self.servers.send(batch)),
                 }
             }
-            dispatches.trim();
+            dispatches.shrink_to(KEPT_DISPATCHES);
             self.show_gauges();
             if let Some(journal) = &mut self.journal {
                 journal.start(|| self.core.journal_records());

@@ -39,7 +39,7 @@ pub(super) struct TraceJson {
     lock: LockId,
     /// True while steps are being recorded.
     tracing: bool,
-    /// The beginning of the latest trace; null if there was none.
+    /// The beginning of the latest trace; null if none was running in the last 15 minutes.
     #[serde(serialize_with = "crate::clock::as_wall")]
     since: Option<SteadyMillis>,
     #[serde(serialize_with = "crate::clock::as_wall")]

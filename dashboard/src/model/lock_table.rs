@@ -152,8 +152,9 @@ impl LockTable {
         self.free.update(name, entry.free.take(), None, false);
         self.possible.remove(name);
         self.with_named_waiters.remove(name);
-        self.awaited.remove(name);
-        self.awaited.trim();
+        if self.awaited.remove(name) {
+            self.awaited.trim();
+        }
         self.acknowledged.remove(name);
         self.changed.remove(name);
         Some(entry)
@@ -175,8 +176,8 @@ impl LockTable {
         }
         if record.is_awaited() {
             self.awaited.insert(name.clone());
-        } else {
-            self.awaited.remove(name);
+        } else if self.awaited.remove(name) {
+            self.awaited.trim();
         }
         if record.has_acknowledgements() {
             self.acknowledged.insert(name.clone());

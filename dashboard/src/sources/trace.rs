@@ -27,7 +27,7 @@ const RETAINED_MS: u64 = 15 * 60_000;
 /// A step of a lock's life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// The number of the step, counted over all traces of the lock.
+    /// The number of the step. It continues in the next trace of the lock, if the last one is still retained.
     pub seq: u64,
     pub event: Event,
     /// The time since the previous step in microseconds, or `None` for the first.

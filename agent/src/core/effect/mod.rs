@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 
 use redisson::Moment;
 use redisson::script::Call;
-use service_kit::memory::Trim as _;
 use service_kit::trace::TraceParent;
 
 use crate::core::ids::OpId;
@@ -80,6 +79,9 @@ impl Effect {
     }
 }
 
+/// The number of effects for which an empty queue keeps memory: more than those of a usual turn.
+const KEPT: usize = 16_384;
+
 /// The effects that wait to be applied, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
@@ -97,7 +99,9 @@ impl Effects {
 
     pub(super) fn pop(&mut self) -> Option<Effect> {
         let effect = self.queue.pop_front()?;
-        self.queue.trim();
+        if self.queue.is_empty() {
+            self.queue.shrink_to(KEPT);
+        }
         self.commands -= usize::from(effect.is_command());
         Some(effect)
     }

@@ -261,10 +261,10 @@ impl InFlight {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
                     count.remove();
+                    concerned.trim();
                 }
             }
         });
-        self.concerned.trim();
         Some(op)
     }
 

@@ -222,6 +222,7 @@ impl SessionTable {
         (grace.away, grace.armed) = (None, Moment::NEVER);
         let others = std::mem::take(&mut grace.askers);
         let mut old = self.all.remove(&target)?;
+        self.all.trim();
         old.grace = Some(grace);
         self.graced.insert(asker, old.peer.uid);
         self.taken_over.insert(old.id, asker);
