@@ -58,7 +58,8 @@ mod tests {
 
     #[test]
     fn a_map_whose_size_varies_a_little_keeps_its_memory() {
-        let mut map: HashMap<u32, u32> = (0..4_097).map(|number| (number, number)).collect();
+        let mut map: HashMap<u32, u32> = HashMap::with_capacity(8_192);
+        map.extend((0..4_097).map(|number| (number, number)));
         let mut memory = map.clone();
         memory.clear();
         for _ in 0..100 {

@@ -57,6 +57,24 @@ fn waiter(id: WaiterId, kind: Kind) -> Box<Waiter> {
 }
 
 #[test]
+fn names_that_are_no_longer_in_use_leave_no_memory() {
+    let mut table = table(&[]);
+    let names: Vec<LockName> =
+        (0..20_000).map(|n| LockName::new(n.to_string().into_bytes()).unwrap()).collect();
+    for name in &names {
+        let group = table.label(name).group;
+        table.insert(name.clone(), group);
+    }
+    for name in &names[100..] {
+        assert_eq!(table.next_step(name, T(0)), Step::Nothing);
+    }
+    assert_eq!(table.locks.len(), 101);
+    // Only an empty map's capacity shows how much memory it has.
+    table.locks.clear();
+    assert!(table.locks.capacity() < 10_000, "{}", table.locks.capacity());
+}
+
+#[test]
 fn only_the_front_waiter_makes_an_attempt_and_only_one() {
     let mut table = table(&[(1, Kind::Lock), (2, Kind::Lock)]);
     assert_eq!(table.next_step(&name(), T(0)), Step::Attempt(1));
