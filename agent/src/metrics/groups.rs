@@ -261,7 +261,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     #[test]
-    fn the_oldest_hold_is_the_one_granted_first_whatever_its_number_and_the_agents_start() {
+    fn the_oldest_hold_is_the_one_granted_first_whatever_its_number_kind_and_the_agents_start() {
         let registry = Registry::new();
         let metrics = Metrics::new(&registry, "default").unwrap();
         let booted = Duration::from_millis(service_kit::clock::boot_epoch_millis());
@@ -275,11 +275,12 @@ mod tests {
         };
         let group: Arc<str> = "orders:*".into();
         let granted = |seconds: u64| Moment::from_micros(seconds * 1_000_000);
+        let kind = |number| if number == 1 { Kind::Fair } else { Kind::Lock };
         // The second number was drawn first, and had to wait. The third belongs to an earlier run of the agent.
         for (number, at) in [(8, 100), (7, 160), (1, 20)] {
             metrics.apply(&Report::HoldBegan {
                 group: Arc::clone(&group),
-                kind: Kind::Lock,
+                kind: kind(number),
                 number,
                 granted: granted(at),
             });
@@ -287,7 +288,7 @@ mod tests {
         let end = |number, at| {
             metrics.apply(&Report::HoldEnded {
                 group: Arc::clone(&group),
-                kind: Kind::Lock,
+                kind: kind(number),
                 number,
                 granted: granted(at),
                 end: End::Released,

@@ -95,3 +95,24 @@ impl Record {
         (!seen.exact).then_some(Since { exact: false, ..since })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tests::{holder, name, settings, stamp, time};
+    use crate::model::types::LockId;
+
+    #[test]
+    fn holds_of_an_earlier_run_leave_no_memory_once_the_lock_was_read() {
+        let id = LockId { deployment: "main".into(), db: 0, name: name("a") };
+        let mut record = Record::new(id, "a".into(), Arc::clone(&settings().usual), time(1));
+        let since = Since { at: SteadyMillis(0), exact: true };
+        let holds = vec![(holder(1).into(), since)];
+        record.restore(RestoredLock { holds, ..RestoredLock::default() }, time(1));
+        assert!(record.hold_history.is_some());
+        let mut effects = Vec::new();
+        record.end_unseen(stamp(2), &mut effects);
+        assert!(record.hold_history.is_none());
+        assert_eq!(effects.len(), 1);
+    }
+}
