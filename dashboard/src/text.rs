@@ -90,6 +90,26 @@ pub fn quoted(bytes: &[u8]) -> String {
     word
 }
 
+/// Returns a line for a shell that runs a Redis command with a key. `program` is `redis-cli` with its options, and `rest` is
+/// what follows the key.
+#[must_use]
+pub fn redis_command(program: &str, command: &str, key: &[u8], rest: &str) -> String {
+    // An argument of a process cannot contain a zero byte, so redis-cli has to read escapes.
+    if key.contains(&0) {
+        let mut escaped = String::new();
+        for &byte in key {
+            match byte {
+                b'\'' | b'"' | b'\\' | ..0x20 | 0x7f.. => {
+                    escaped.push_str(&format!("\\x{byte:02x}"));
+                }
+                printable => escaped.push(char::from(printable)),
+            }
+        }
+        return format!("{program} --quoted-input {command} '\"{escaped}\"'{rest}");
+    }
+    format!("{program} {command} {}{rest}", quoted(key))
+}
+
 /// Formats a count with its digits in groups of three.
 #[must_use]
 pub fn count(n: u64) -> String {

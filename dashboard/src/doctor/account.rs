@@ -236,7 +236,8 @@ impl Rights {
         let user = &self.user;
         let mut add = |id, severity, evidence: String, rules: Vec<String>| {
             let next = format!(
-                "Run `redis-cli ACL SETUSER {user} {}`; docs/howto/acl.md has the smallest user.",
+                "Run `{} ACL SETUSER {user} {}`; docs/howto/acl.md has the smallest user.",
+                subject.cli,
                 rules.join(" ")
             );
             findings.push(Finding::new(id, severity, subject, evidence, next));
@@ -303,14 +304,11 @@ fn is_refused(reply: &Result<Value, CallError>, concerns: fn(&ServerError) -> bo
 
 #[cfg(test)]
 mod tests {
+    use super::super::finding::fixtures::server;
     use super::*;
 
     fn denied(message: &str) -> ServerError {
         ServerError { code: "NOPERM".into(), message: message.into() }
-    }
-
-    fn subject() -> Subject {
-        Subject { deployment: "default".into(), server: "a:1".into(), db: None, name: None }
     }
 
     #[test]
@@ -325,7 +323,7 @@ mod tests {
         rights.refuse("config|get", &unknown);
         assert_eq!(rights.commands, Vec::<&str>::new());
         assert!(rights.can_read_locks());
-        let found = rights.judge(&subject(), false, 0, 9);
+        let found = rights.judge(&server(), false, 0, 9);
         assert_eq!((found[0].id, found[0].severity), (FindingId::CommandsMissing, Severity::Note));
         assert_eq!(found[0].evidence, "The server does not offer CONFIG GET.");
         rights.refuse(
@@ -350,10 +348,12 @@ mod tests {
             channels: vec!["redisson_rwlock:*".into()],
             ..Rights::default()
         };
-        let found = rights.judge(&subject(), false, 0, 9);
+        let found = rights.judge(&server(), false, 0, 9);
         let steps: Vec<_> = found.iter().map(|found| found.next_step.as_str()).collect();
         assert!(
-            steps[0].starts_with("Run `redis-cli ACL SETUSER alice '+memory|usage' '+time'`"),
+            steps[0].starts_with(
+                "Run `redis-cli -h 'a' -p 1 ACL SETUSER alice '+memory|usage' '+time'`"
+            ),
             "{steps:?}"
         );
         assert!(
@@ -363,15 +363,15 @@ mod tests {
         );
         assert_eq!(found[0].severity, Severity::Warning);
         let blind = Rights { user: "default".into(), commands: vec!["scan"], ..Rights::default() };
-        let found = blind.judge(&subject(), true, 0, 0);
+        let found = blind.judge(&server(), true, 0, 0);
         assert_eq!(found[0].severity, Severity::Problem);
         assert!(found[0].next_step.contains("SETUSER default '+scan'"));
         let narrow = Rights { keys: vec!["*".into()], ..Rights::default() };
-        let found = narrow.judge(&subject(), true, 3, 9);
+        let found = narrow.judge(&server(), true, 3, 9);
         assert!(found[0].evidence.contains("3 of 9 hashes") && found[0].next_step.contains("'~*'"));
         let narrower = Rights { keys: vec!["lockscope:agent:*".into()], ..Rights::default() };
-        assert_eq!(narrower.judge(&subject(), true, 3, 9), found, "nothing read is left out");
-        assert_eq!(Rights::default().judge(&subject(), true, 0, 9), []);
+        assert_eq!(narrower.judge(&server(), true, 3, 9), found, "nothing read is left out");
+        assert_eq!(Rights::default().judge(&server(), true, 0, 9), []);
     }
 
     #[test]

@@ -172,12 +172,6 @@ async fn connect(
     deployment: &config::Deployment,
     shutdown: &Shutdown,
 ) -> Result<Vec<Node>, String> {
-    let subject = |server: &str| Subject {
-        deployment: Arc::clone(&deployment.name),
-        server: server.into(),
-        db: None,
-        name: None,
-    };
     let Deployment::Cluster(target) = &deployment.target else {
         let Ok(endpoint) = resolve(&deployment.target, resolver_options(), shutdown) else {
             return Err("a cluster has no single server".to_owned());
@@ -185,11 +179,12 @@ async fn connect(
         // This is the first database of the settings, since the Redis user's right to SELECT may be limited to it.
         let db = deployment.dbs.first().copied().unwrap_or(0);
         let (link, info) = connected(endpoint.with_db(db), shutdown).await?;
-        let server =
-            info.address.as_ref().map_or_else(|| deployment.target.place(), ToString::to_string);
+        let Some(address) = &info.address else {
+            return Err("the server's address is unknown".to_owned());
+        };
+        let subject = Subject::of_server(Arc::clone(&deployment.name), address, false);
         let endpoint = endpoint.with_db(db);
-        let node =
-            Node { subject: subject(&server), endpoint, link, info, share: SlotShare::Whole };
+        let node = Node { subject, endpoint, link, info, share: SlotShare::Whole };
         return Ok(vec![node]);
     };
     let cluster = Cluster::start(target.clone(), resolver_options(), shutdown);
@@ -214,7 +209,8 @@ async fn connect(
         let (link, info) = connected(endpoint.clone(), shutdown).await?;
         links.insert(address.clone(), link.clone());
         let share = SlotShare::Node(Arc::clone(&shared), address.clone());
-        nodes.push(Node { subject: subject(&address.to_string()), endpoint, link, info, share });
+        let subject = Subject::of_server(Arc::clone(&deployment.name), address, true);
+        nodes.push(Node { subject, endpoint, link, info, share });
     }
     shared.set(Arc::clone(&slots), links);
     Ok(nodes)

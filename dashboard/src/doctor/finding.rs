@@ -1,10 +1,13 @@
 //! Findings: facts that put locks at risk, with their evidence and the next step.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
+use service_kit::redis::Address;
 
 use crate::model::types::Certainty;
+use crate::text::{quoted, redis_command};
 
 /// The severity of a finding, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -55,9 +58,32 @@ pub(super) struct Subject {
     pub db: Option<u32>,
     /// The lock or key, with control characters escaped.
     pub name: Option<String>,
+    /// The program and the options that reach the server: `redis-cli -h … -p …`.
+    #[serde(skip)]
+    pub cli: Arc<str>,
 }
 
 impl Subject {
+    /// Describes a server, which is one of a cluster or a single one.
+    pub(super) fn of_server(deployment: Arc<str>, address: &Address, cluster: bool) -> Self {
+        let place = match address {
+            Address::Tcp { host, port, tls } => {
+                let tls = if *tls { " --tls" } else { "" };
+                format!("-h {} -p {port}{tls}", quoted(host.as_bytes()))
+            }
+            Address::Unix(path) => format!("-s {}", quoted(path.as_os_str().as_bytes())),
+        };
+        let follow = if cluster { "-c " } else { "" };
+        let cli = format!("redis-cli {follow}{place}").into();
+        Self { deployment, server: address.to_string().into(), db: None, name: None, cli }
+    }
+
+    /// Returns a line for a shell that runs a Redis command with a key in this database.
+    pub(super) fn command(&self, command: &str, key: &[u8], rest: &str) -> String {
+        let db = self.db.filter(|db| *db != 0).map_or_else(String::new, |db| format!(" -n {db}"));
+        redis_command(&format!("{}{db}", self.cli), command, key, rest)
+    }
+
     pub(super) fn with_db(&self, db: u32) -> Self {
         Self { db: Some(db), ..self.clone() }
     }
@@ -151,12 +177,41 @@ pub(super) fn select(mut findings: Vec<Finding>, limit: usize) -> (Vec<Finding>,
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod fixtures {
     use super::*;
 
+    /// Returns a server without findings.
+    pub(in super::super) fn server() -> Subject {
+        let address = Address::Tcp { host: "a".into(), port: 1, tls: false };
+        Subject::of_server("default".into(), &address, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fixtures::server;
+    use super::*;
+
+    #[test]
+    fn a_command_names_server_and_database() {
+        let command = |address: &Address, cluster| {
+            Subject::of_server("default".into(), address, cluster).with_db(2)
+        };
+        let (tcp, path) = (|tls| Address::Tcp { host: "r;1".into(), port: 7, tls }, "/run/a b");
+        assert_eq!(
+            command(&tcp(true), false).command("DEL", b"x\0", ""),
+            r#"redis-cli -h 'r;1' -p 7 --tls -n 2 --quoted-input DEL '"x\x00"'"#
+        );
+        assert_eq!(
+            command(&tcp(false), true).with_db(0).command("LRANGE", b"it's", " 0 9"),
+            r"redis-cli -c -h 'r;1' -p 7 LRANGE 'it'\''s' 0 9"
+        );
+        let socket = command(&Address::Unix(path.into()), false);
+        assert_eq!(socket.command("HGETALL", b"x", ""), "redis-cli -s '/run/a b' -n 2 HGETALL 'x'");
+    }
+
     fn finding(id: FindingId, severity: Severity, name: &str) -> Finding {
-        let subject =
-            Subject { deployment: "default".into(), server: "a:1".into(), db: Some(0), name: None };
+        let subject = server().with_db(0);
         Finding::new(id, severity, &subject.named(name.to_owned()), "", "")
     }
 

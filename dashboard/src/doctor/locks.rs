@@ -12,7 +12,7 @@ use super::shown::{amount, bytes, count, counted, duration};
 use super::survey::{GAP, LONG, Leftover, Lock, Survey};
 use crate::clock::millis;
 use crate::model::types::{Certainty, Marker, Queue, Token};
-use crate::text::{quoted, shown_name, visible};
+use crate::text::{shown_name, visible};
 
 /// The number of holders that a sentence names.
 const NAMED: usize = 3;
@@ -303,11 +303,7 @@ fn orphaned_queue(
         head(queue, clock),
         GAP.as_secs()
     );
-    let look = format!(
-        "redis-cli{} LRANGE {} 0 9",
-        database(subject),
-        quoted(&redisson::keys::queue(name))
-    );
+    let look = subject.command("LRANGE", &redisson::keys::queue(name), " 0 9");
     let next = format!("Look at its waiters: `{look}`. If none is alive: docs/runbooks/orphan.md.");
     Some(about(FindingId::Orphan, Severity::Warning, name, subject, evidence, next))
 }
@@ -353,7 +349,7 @@ fn leftover(left: &Leftover, subject: &Subject) -> Option<Finding> {
         None => return None,
     };
     let subject = subject.named(visible(&left.key));
-    let remove = format!("redis-cli{} DEL {}", database(&subject), quoted(&left.key));
+    let remove = subject.command("DEL", &left.key, "");
     let next =
         format!("If its client is dead, remove the key: `{remove}`; docs/runbooks/orphan.md.");
     Some(Finding::new(FindingId::Orphan, Severity::Warning, &subject, evidence, next))
@@ -395,11 +391,7 @@ fn holders_of(lock: &Lock) -> String {
 }
 
 fn look_at(name: &LockName, subject: &Subject) -> String {
-    format!("redis-cli{} HGETALL {}", database(subject), quoted(name.as_bytes()))
-}
-
-fn database(subject: &Subject) -> String {
-    subject.db.filter(|db| *db != 0).map_or_else(String::new, |db| format!(" -n {db}"))
+    subject.command("HGETALL", name.as_bytes(), "")
 }
 
 /// Joins facts into one sentence.

@@ -229,16 +229,12 @@ fn write_locks(f: &mut impl fmt::Write, label: &str, database: &LockSummary) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::{FindingId, Subject};
+    use super::super::finding::FindingId;
+    use super::super::finding::fixtures::server;
     use super::*;
 
     fn finding(severity: Severity, name: &str) -> Finding {
-        let subject = Subject {
-            deployment: "default".into(),
-            server: "a:1".into(),
-            db: Some(3),
-            name: Some(name.to_owned()),
-        };
+        let subject = server().with_db(3).named(name.to_owned());
         Finding::new(FindingId::Leaked, severity, &subject, "It has no TTL.", "Look at it.")
     }
 

@@ -47,6 +47,24 @@ pub(super) struct ServerSummary {
     pub monitor_bytes_per_second: Option<u64>,
 }
 
+/// The findings about one server so far.
+struct Found<'a> {
+    subject: &'a Subject,
+    findings: Vec<Finding>,
+}
+
+impl Found<'_> {
+    fn add(
+        &mut self,
+        id: FindingId,
+        severity: Severity,
+        evidence: String,
+        next_step: impl Into<String>,
+    ) {
+        self.findings.push(Finding::new(id, severity, self.subject, evidence, next_step));
+    }
+}
+
 impl ServerState {
     /// Reads the facts that the Redis user may read. `budget` is the memory that MONITOR may use.
     ///
@@ -121,12 +139,9 @@ impl ServerState {
     /// Returns the risks. `dbs` are the databases that are checked, and `max_ops` is the load up to which the dashboard
     /// turns MONITOR on.
     pub(super) fn judge(&self, subject: &Subject, dbs: &[u32], max_ops: u64) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        let mut add = |id, severity, evidence: String, next_step: &str| {
-            findings.push(Finding::new(id, severity, subject, evidence, next_step));
-        };
+        let mut found = Found { subject, findings: Vec::new() };
         if self.is_too_old() {
-            add(
+            found.add(
                 FindingId::UnsupportedVersion,
                 Severity::Problem,
                 format!(
@@ -137,21 +152,24 @@ impl ServerState {
             );
         }
         if let Some(evidence) = self.eviction() {
-            let next = "Give locks a Redis of their own or, while its memory is far from full, run `redis-cli CONFIG SET maxmemory-policy noeviction`: docs/runbooks/redis-evicts.md.";
-            add(FindingId::Evicts, Severity::Problem, evidence, next);
+            let next = format!(
+                "Give locks a Redis of their own or, while its memory is far from full, run `{} CONFIG SET maxmemory-policy noeviction`: docs/runbooks/redis-evicts.md.",
+                subject.cli
+            );
+            found.add(FindingId::Evicts, Severity::Problem, evidence, next);
         }
         if let Some(refusal) = Refusal::find(&self.info, &self.settings) {
-            let (evidence, next) = self.refusal(refusal);
-            add(FindingId::RefusesWrites, Severity::Problem, evidence, next);
+            let (evidence, next) = self.refusal(refusal, &subject.cli);
+            found.add(FindingId::RefusesWrites, Severity::Problem, evidence, next);
         }
-        self.persistence(&mut add);
-        self.replication(&mut add);
+        self.persistence(&mut found);
+        self.replication(&mut found);
         if let Some(evidence) = self.other_databases(dbs) {
             let next = "Check them too: add `--db NUMBER` for each.";
-            add(FindingId::UncheckedDatabases, Severity::Note, evidence, next);
+            found.add(FindingId::UncheckedDatabases, Severity::Note, evidence, next);
         }
-        self.sources(max_ops, &mut add);
-        findings
+        self.sources(max_ops, &mut found);
+        found.findings
     }
 
     fn eviction(&self) -> Option<String> {
@@ -168,7 +186,7 @@ impl ServerState {
     }
 
     /// Returns the evidence for a refusal, and the next step.
-    fn refusal(&self, refusal: Refusal) -> (String, &'static str) {
+    fn refusal(&self, refusal: Refusal, cli: &str) -> (String, String) {
         let evidence = match refusal {
             Refusal::Memory => format!(
                 "{} are in use, and maxmemory is {}: the server refuses new locks and the releases of Redisson (OOM). Agents renew and release their locks.",
@@ -193,52 +211,54 @@ impl ServerState {
             ),
         };
         let next = match refusal {
-            Refusal::Memory => {
-                "Raise `maxmemory`, or delete what fills the memory: `redis-cli --bigkeys` finds it."
-            }
+            Refusal::Memory => format!(
+                "Raise `maxmemory`, or delete what fills the memory: `{cli} --bigkeys` finds it."
+            ),
             Refusal::Disk => {
-                "Read the server's log, which names the cause, often a full disk or too little memory to fork: docs/runbooks/redis-refuses.md."
+                "Read the server's log, which names the cause, often a full disk or too little memory to fork: docs/runbooks/redis-refuses.md.".to_owned()
             }
             Refusal::Replicas => {
-                "Start the replicas, or find out why they lag: docs/runbooks/redis-refuses.md."
+                "Start the replicas, or find out why they lag: docs/runbooks/redis-refuses.md.".to_owned()
             }
         };
         (evidence, next)
     }
 
-    fn persistence(&self, add: &mut impl FnMut(FindingId, Severity, String, &str)) {
+    fn persistence(&self, found: &mut Found<'_>) {
+        let cli = &found.subject.cli;
         let append_only = match self.settings.get("appendonly") {
             Some(value) => value == "yes",
             None => self.number("aof_enabled") != Some(0),
         };
         let Some(save) = self.settings.get("save").filter(|_| !append_only) else { return };
         if save.is_empty() {
-            add(
+            found.add(
                 FindingId::PersistenceOff,
                 Severity::Warning,
                 "Neither snapshots nor the append-only file are on (save \"\", appendonly no): a restart frees every lock while its holder still works.".to_owned(),
-                "Run `redis-cli CONFIG SET appendonly yes`, or restart this Redis only while no lock is held.",
+                format!("Run `{cli} CONFIG SET appendonly yes`, or restart this Redis only while no lock is held."),
             );
         } else {
             let changes = self.number("rdb_changes_since_last_save").unwrap_or(0);
-            add(
+            found.add(
                 FindingId::SnapshotsOnly,
                 Severity::Note,
                 format!(
                     "Only snapshots are on (save \"{save}\", appendonly no): a crash now would undo {}, and free locks that were acquired since the last snapshot.",
                     counted(changes, "change")
                 ),
-                "Run `redis-cli CONFIG SET appendonly yes` to lose at most a second.",
+                format!("Run `{cli} CONFIG SET appendonly yes` to lose at most a second."),
             );
         }
     }
 
-    fn replication(&self, add: &mut impl FnMut(FindingId, Severity, String, &str)) {
+    fn replication(&self, found: &mut Found<'_>) {
+        let cli = &found.subject.cli;
         if self.field("role").is_some() && !self.is_master() {
             let master = self.field("master_host").zip(self.field("master_port"));
             let master =
                 master.map_or_else(String::new, |(host, port)| format!(" of {host}:{port}"));
-            add(
+            found.add(
                 FindingId::IsReplica,
                 Severity::Warning,
                 format!(
@@ -256,15 +276,17 @@ impl ServerState {
             let (why, next) = if guards {
                 (
                     " without min-replicas-to-write",
-                    "Run `redis-cli CONFIG SET min-replicas-to-write 1`, and start agents with `--min-replicas 1`.",
+                    format!(
+                        "Run `{cli} CONFIG SET min-replicas-to-write 1`, and start agents with `--min-replicas 1`."
+                    ),
                 )
             } else {
                 (
                     ", and before Redis 7.0 min-replicas-to-write stops no script",
-                    "Start agents with `--min-replicas 1`.",
+                    "Start agents with `--min-replicas 1`.".to_owned(),
                 )
             };
-            add(
+            found.add(
                 FindingId::ReplicasNotRequired,
                 Severity::Warning,
                 format!(
@@ -287,7 +309,7 @@ impl ServerState {
             }
             let place = field("ip").zip(field("port"));
             let place = place.map_or_else(|| name.clone(), |(ip, port)| format!("{ip}:{port}"));
-            add(
+            found.add(
                 FindingId::ReplicaLagging,
                 Severity::Warning,
                 format!(
@@ -311,27 +333,30 @@ impl ServerState {
     }
 
     /// Reports settings that limit the view of a dashboard.
-    fn sources(&self, max_ops: u64, add: &mut impl FnMut(FindingId, Severity, String, &str)) {
+    fn sources(&self, max_ops: u64, found: &mut Found<'_>) {
+        let cli = &found.subject.cli;
         if let Some(flags) = self.settings.get("notify-keyspace-events")
             && !crate::sources::keyspace::shows_locks(flags)
         {
-            add(
+            found.add(
                 FindingId::NotificationsOff,
                 Severity::Note,
                 format!(
                     "notify-keyspace-events is \"{flags}\": a dashboard learns of changes that are not releases seconds later, by polling."
                 ),
-                "Run `redis-cli CONFIG SET notify-keyspace-events KEghx` where that matters and the server is not busy.",
+                format!(
+                    "Run `{cli} CONFIG SET notify-keyspace-events KEghx` where that matters and the server is not busy."
+                ),
             );
         }
         if let Some(Bound::Unbounded(reason, advice)) = &self.bound {
             let text = format!("{reason}, so dashboards leave MONITOR off.");
-            add(FindingId::MonitorUnbounded, Severity::Note, text, advice);
+            found.add(FindingId::MonitorUnbounded, Severity::Note, text, *advice);
         }
         if let Some(commands) = self.number("instantaneous_ops_per_sec")
             && commands > max_ops
         {
-            add(
+            found.add(
                 FindingId::MonitorBusy,
                 Severity::Note,
                 format!(
@@ -354,6 +379,7 @@ fn is_replica(field: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::finding::fixtures::server;
     use super::*;
 
     const CALM: &str = "redis_version:7.0.15\r\nrole:master\r\nconnected_slaves:0\r\n\
@@ -363,12 +389,8 @@ mod tests {
     fn findings(info: &str, settings: &[(&str, &str)]) -> Vec<(FindingId, Severity, String)> {
         let settings = settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let state = ServerState { info: fields(&format!("{CALM}{info}")), settings, bound: None };
-        let found = state.judge(&subject(), &[0], 10_000).into_iter();
+        let found = state.judge(&server(), &[0], 10_000).into_iter();
         found.map(|found| (found.id, found.severity, found.evidence)).collect()
-    }
-
-    fn subject() -> Subject {
-        Subject { deployment: "default".into(), server: "a:1".into(), db: None, name: None }
     }
 
     fn ids(info: &str, settings: &[(&str, &str)]) -> Vec<FindingId> {
@@ -457,8 +479,8 @@ mod tests {
         let unbounded = Bound::Unbounded("Redis ends no reader".to_owned(), "Set a limit.");
         let (info, settings) = (fields(CALM), Fields::new());
         let state = ServerState { info, settings, bound: Some(unbounded) };
-        assert_eq!(state.judge(&subject(), &[0], 1_000)[0].id, FindingId::MonitorUnbounded);
-        let summary = state.summary(&subject());
+        assert_eq!(state.judge(&server(), &[0], 1_000)[0].id, FindingId::MonitorUnbounded);
+        let summary = state.summary(&server());
         assert_eq!(summary.monitor_bytes_per_second, Some(1024 + 12 * MONITOR_LINE));
         assert_eq!(summary.version.as_deref(), Some("Redis 7.0.15"));
     }

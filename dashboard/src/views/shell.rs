@@ -4,7 +4,7 @@ use redisson::{Kind, LockName, keys};
 use service_kit::redis::Address;
 
 use crate::model::types::LockId;
-use crate::text::{self, quoted};
+use crate::text::{self, quoted, redis_command};
 
 /// A command and its purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +30,8 @@ pub(super) fn commands(
         }
         Some(_) => "-c".to_owned(),
     };
-    let line = |command: &str, key: &[u8], rest: &str| redis_cli(&at, command, key, rest);
+    let program = format!("redis-cli -u \"$REDIS_URL\" {at}");
+    let line = |command: &str, key: &[u8], rest: &str| redis_command(&program, command, key, rest);
     let mut commands = vec![
         Command {
             purpose: "Holders and their counts (empty: free)",
@@ -67,25 +68,6 @@ pub(super) fn channel(name: &LockName, kind: &str) -> Vec<u8> {
     } else {
         keys::channel(name)
     }
-}
-
-fn redis_cli(at: &str, command: &str, key: &[u8], rest: &str) -> String {
-    // An argument of a process cannot contain a zero byte, so redis-cli has to read escapes.
-    if key.contains(&0) {
-        let mut escaped = String::new();
-        for &byte in key {
-            match byte {
-                b'\'' | b'"' | b'\\' | ..0x20 | 0x7f.. => {
-                    escaped.push_str(&format!("\\x{byte:02x}"));
-                }
-                printable => escaped.push(char::from(printable)),
-            }
-        }
-        return format!(
-            "redis-cli -u \"$REDIS_URL\" {at} --quoted-input {command} '\"{escaped}\"'{rest}"
-        );
-    }
-    format!("redis-cli -u \"$REDIS_URL\" {at} {command} {}{rest}", quoted(key))
 }
 
 /// A key of Redis that belongs to a lock.

@@ -1,5 +1,6 @@
 //! `lockscope-dashboard doctor` on real servers: its findings, its exit status, and that it changes nothing.
 
+use std::path::Path;
 use std::process::Output;
 
 use anyhow::{Context as _, Result, ensure};
@@ -45,6 +46,16 @@ fn findings(report: &Value) -> Vec<&Value> {
 fn finding<'a>(report: &'a Value, id: &str, name: &str) -> Result<&'a Value> {
     let is = |found: &&Value| found["id"] == id && found["name"].as_str().unwrap_or("") == name;
     findings(report).into_iter().find(is).with_context(|| format!("no {id} `{name}`: {report:#}"))
+}
+
+/// Runs the command of redis-cli that a finding advises, and returns what it prints.
+async fn run_command(finding: &Value) -> Result<String> {
+    let advice = finding["next_step"].as_str().unwrap_or_default();
+    let line = advice.split('`').find(|part| part.starts_with("redis-cli "));
+    let mut shell = process::command(Path::new("bash"));
+    shell.args(["-c", line.with_context(|| format!("no command: {finding}"))?]);
+    let output = tokio::task::spawn_blocking(move || shell.output()).await??;
+    Ok(String::from_utf8(output.stdout)?)
 }
 
 fn ids(report: &Value) -> Vec<String> {
@@ -159,7 +170,14 @@ async fn leaks_orphans_and_lookalikes_are_found_with_evidence_and_nothing_is_cha
     finding(&report, "orphan", &format!("{{reader}}:{HOLDER}:rwlock_timeout:1"))?;
     finding(&report, "tokens", "")?;
     assert_eq!(findings(&report).len(), 11, "{report:#}");
-
+    for (id, name, prints) in [
+        ("leaked", "leaked", format!("{HOLDER}\n2\n")),
+        ("leaked", "<script>\\n\\u{1b}[31m", format!("{HOLDER}\n1\n")),
+        ("orphan", "orphan", format!("{HOLDER}\n")),
+        ("orphan", "redisson_unlock_latch:{x}:1", "1\n".to_owned()),
+    ] {
+        assert_eq!(run_command(finding(&report, id, name)?).await?, prints, "{id} {name}");
+    }
     let output = run(&redis.url(), &["--limit", "1"]).await?;
     let text = String::from_utf8(output.stdout)?;
     ensure!(text.contains("PROBLEM  leaked  <script>\\n\\u{1b}[31m\n"), "{text}");
@@ -444,7 +462,10 @@ async fn every_master_of_a_cluster_is_checked() -> Result<()> {
     assert_eq!(report["servers"].as_array().map(Vec::len), Some(3));
     assert_eq!(finding(&report, "leaked", &names[0])?["certainty"], "certain");
     assert_eq!(finding(&report, "leaked", &names[1])?["certainty"], "suspected");
-    finding(&report, "leaked", &names[2])?;
+    for name in &names {
+        let printed = run_command(finding(&report, "leaked", name)?).await?;
+        ensure!(printed.ends_with("\n1\n"), "{name}: {printed}");
+    }
     // The plain URL of a node finds the locks of that node only.
     let url = cluster.url().replace("redis+cluster://", "redis://");
     let (node, _others) = url.split_once(',').context("there is one node")?;

@@ -1,5 +1,6 @@
 use redisson::shape::LockHash;
 
+use super::super::finding::fixtures::server;
 use super::*;
 use crate::model::types::{Companions, QueueEntry};
 
@@ -31,7 +32,7 @@ fn plain(thread: i64, ttl: Option<u64>) -> Lock {
 }
 
 fn subject() -> Subject {
-    Subject { deployment: "default".into(), server: "a:1".into(), db: Some(3), name: None }
+    server().with_db(3)
 }
 
 fn queue(deadline: Option<u64>) -> Queue {
@@ -143,7 +144,11 @@ fn a_queue_whose_head_passed_its_deadline_is_dead() {
     orphan.queues.insert(name("q"), queue(Some(CLOCK - 1)));
     let found = findings(&orphan, &Holders::default());
     assert_eq!((found[0].id, found[0].severity), (FindingId::Orphan, Severity::Warning));
-    assert!(found[0].next_step.contains("redis-cli -n 3 LRANGE 'redisson_lock_queue:{q}' 0 9"));
+    assert!(
+        found[0]
+            .next_step
+            .contains("redis-cli -h 'a' -p 1 -n 3 LRANGE 'redisson_lock_queue:{q}' 0 9")
+    );
     orphan.queues.insert(name("q"), queue(Some(CLOCK + 60_000)));
     assert_eq!(ids(&orphan, &Holders::default()), [], "a queue between two attempts");
 }
