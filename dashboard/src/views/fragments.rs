@@ -37,6 +37,11 @@ impl Fragments {
         Ok(LiveRow { id, html, ttl: Some((ttl, at.0)) })
     }
 
+    /// Frees the memory of all rows.
+    pub fn clear(&self) {
+        *self.0.lock() = HashMap::new();
+    }
+
     /// Returns a row's id and HTML.
     fn rendered(
         &self,

@@ -285,12 +285,16 @@ impl Feed {
     }
 }
 
-/// Closes the page, whose readers would otherwise wait forever after a panic. Another task may have opened it again.
+/// Closes the page, whose readers would otherwise wait forever after a panic. Another task may have opened it again. Without
+/// open pages no rendered rows are retained.
 impl Drop for Feed {
     fn drop(&mut self) {
         let mut senders = self.feeds.0.senders.lock();
         if senders.get(&self.key).is_some_and(|sender| sender.same_channel(&self.sender)) {
             senders.remove(&self.key);
+        }
+        if senders.is_empty() {
+            self.feeds.0.fragments.clear();
         }
     }
 }
