@@ -52,7 +52,7 @@ screenshots: toolchain ## The pictures of the documentation, from a demo of two 
 test: toolchain deps ## Every test, with real servers, clients and a browser
 	$(BUILD_FOR_TESTS) --tests
 	$(call rust_client,test)
-	$(BUILT_FOR_TESTS) RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((3 * $$(nproc)))} $(CARGO_TEST)
+	$(BUILT_FOR_TESTS) RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((8 + 2 * $$(nproc)))} $(CARGO_TEST)
 
 soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired; prints its figures
 	@tests/install-missing cc redis-server promtool
