@@ -224,6 +224,7 @@ impl Core {
         self.advance_clock(now);
         for connection in self.advance_journal(upto) {
             self.flush(connection);
+            self.wake_askers(connection);
         }
         self.run_ready();
     }
@@ -261,6 +262,7 @@ impl Core {
         for id in self.advance_journal(upto) {
             self.take_back(id, done, why);
             self.flush(id);
+            self.wake_askers(id);
         }
         self.run_ready();
     }

@@ -6,7 +6,7 @@ use redisson::{Family, Kind, Lease, LockName, Moment};
 
 use crate::core::ids::{OpId, Owner, ReplyTo};
 use crate::core::lease::hold::LeaseMode;
-use crate::core::lock::state::Contest;
+use crate::core::lock::state::{Contest, LockState};
 use crate::core::ops::verb::{Attempt, Change, Ending, HandOver, HoldUpdate, Release, Undo, Verb};
 use crate::core::session::event::Event;
 use crate::core::session::reply::Reply;
@@ -190,6 +190,18 @@ impl Core {
         lease + lease / 100 + self.settings.response_timeout
     }
 
+    /// Returns whether the field of an ended hold may stay in Redis beyond its lease: the owner of a write hold may also read,
+    /// and read holds keep the whole lock.
+    fn outlives_lease(&self, name: &LockName, kind: Kind) -> bool {
+        let is_read = |state: &LockState| !state.readers.is_empty();
+        kind == Kind::Write && self.locks.get(name).is_some_and(is_read)
+    }
+
+    /// Returns the time for which the removal of a number is worth retrying.
+    fn removal_window(&self, name: &LockName, kind: Kind, lease: Lease) -> Duration {
+        if self.outlives_lease(name, kind) { Duration::MAX } else { self.retry_window(lease) }
+    }
+
     /// Releases in Redis a hold that has ended here.
     pub(in crate::core) fn release(&mut self, ending: Ending) {
         self.release_after(self.now, ending);
@@ -213,7 +225,8 @@ impl Core {
             self.release_red(at, ending);
             return None;
         }
-        let give_up = at.since(self.now) + self.retry_window(ending.longest);
+        let window = self.removal_window(&ending.name, ending.kind, ending.longest);
+        let give_up = window.saturating_add(at.since(self.now));
         if ending.end != End::Expired {
             self.begin_leaving(&ending.name, ending.kind);
         }
@@ -234,7 +247,7 @@ impl Core {
             // more waiters are before it.
             Kind::Fair => Duration::MAX,
             Kind::Lock | Kind::Read | Kind::Write | Kind::Fenced | Kind::Red => {
-                self.retry_window(lease)
+                self.removal_window(name, kind, lease)
             }
         };
         let (after, name) = (Moment::default(), name.clone());
@@ -249,16 +262,23 @@ impl Core {
 
     /// Handles the end of a release.
     pub(in crate::core) fn on_ended(&mut self, ending: &Ending) {
-        // An expired lease ends without a release, unless it was made shorter.
-        if ending.end != End::Expired || ending.shortened {
+        if self.outlives_lease(&ending.name, ending.kind) {
+            self.long_releases.remember(self.now, ending);
+        } else if ending.end != End::Expired || ending.shortened {
+            // An expired lease ends without a release, unless it was made shorter.
             self.long_releases.add(self.now, ending);
         }
         if ending.end != End::Expired {
             return self.on_released(&ending.name, ending.kind, ending.number);
         }
-        self.journal_gone(ending.number);
-        self.wake(&ending.name);
-        self.poll_queue(&ending.name);
+        self.on_removed(&ending.name, ending.number);
+    }
+
+    /// Handles the removal of a number for which nobody here has waited.
+    pub(in crate::core) fn on_removed(&mut self, name: &LockName, number: Number) {
+        self.journal_gone(number);
+        self.wake(name);
+        self.poll_queue(name);
     }
 
     /// Handles the end of a release or an undo.

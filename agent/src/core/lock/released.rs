@@ -1,4 +1,4 @@
-//! Recent releases of long leases: a server that takes over may not know about them.
+//! Recent releases of fields that would stay in Redis for long: a server that takes over may not know about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +17,7 @@ const MAX_REMEMBERED: usize = 4_096;
 /// The longest lease that is simply left to expire.
 const SHORT: Duration = Duration::from_secs(60);
 
-/// The latest releases of long leases. Each has a number, which is higher for later ones.
+/// The latest releases of long leases, and of write holds whose owners still read. Each has a number, which is higher for later ones.
 #[derive(Debug, Default)]
 pub(in crate::core) struct LongReleases {
     released: BTreeMap<u64, LongRelease>,
@@ -37,9 +37,13 @@ struct LongRelease {
 impl LongReleases {
     /// Remembers a release, or a hand-over, if the lock's lease was long.
     pub(in crate::core) fn add(&mut self, now: Moment, ending: &Ending) {
-        if ending.longest.duration() <= SHORT {
-            return;
+        if ending.longest.duration() > SHORT {
+            self.remember(now, ending);
         }
+    }
+
+    /// Remembers a release, or a hand-over.
+    pub(in crate::core) fn remember(&mut self, now: Moment, ending: &Ending) {
         if self.released.len() >= MAX_REMEMBERED {
             // A busy lock makes room for itself, so that others are not forgotten.
             let all = (ending.name.clone(), 0)..=(ending.name.clone(), u64::MAX);

@@ -128,10 +128,12 @@ impl Core {
                 self.undo_earlier_red(name, number, after);
                 continue;
             }
-            self.begin_leaving(&name, kind);
+            let undo = Undo { after, name, kind, number };
+            if undo.keeps_out() {
+                self.begin_leaving(&undo.name, kind);
+            }
             // The journal does not contain its lease, which may be long.
-            let undo = Verb::Undo(Undo { after, name, kind, number });
-            self.send_at(after.max(self.now), undo, Duration::MAX);
+            self.send_at(after.max(self.now), Verb::Undo(undo), Duration::MAX);
         }
         self.run_ready();
     }

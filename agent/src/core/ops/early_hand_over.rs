@@ -230,6 +230,9 @@ impl Core {
             let ending = Ending { end: End::Released, reply_to: None, ..ending };
             let id = self.send_early(ending, number);
             self.locks.begin_early(&from.name, id);
+            if self.leases.get(number).is_some_and(|hold| hold.extend.is_some()) {
+                self.ops.answer_by(id, self.now + self.settings.response_timeout);
+            }
             self.leases.follow(number, sent);
             self.clear_jeopardy(number);
             return false;

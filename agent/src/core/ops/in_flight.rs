@@ -78,6 +78,8 @@ pub(in crate::core) struct Op {
     give_up_at: Moment,
     /// The deadline that is set.
     armed: Moment,
+    /// Whether it is counted among the planned removals.
+    planned: bool,
 }
 
 impl Op {
@@ -106,6 +108,8 @@ pub(in crate::core) struct InFlight {
     ops: HashMap<OpId, Op>,
     /// The numbers whose fields these ops may write or remove, each with its number of ops.
     concerned: HashMap<Number, u32>,
+    /// The locks from which a hold or a number is removed at a later instant, each with the number of such ops.
+    planned_removals: HashMap<LockName, u32>,
     timers: Timers<OpId>,
     next_id: u64,
     /// The smoothed round trip of a script.
@@ -124,6 +128,7 @@ impl InFlight {
         Self {
             ops: HashMap::default(),
             concerned: HashMap::default(),
+            planned_removals: HashMap::default(),
             timers: Timers::default(),
             next_id: 0,
             round_trip: Duration::from_millis(1),
@@ -161,19 +166,12 @@ impl InFlight {
 
     /// Returns whether a hold or a number of this lock is removed from Redis at a later instant.
     pub(in crate::core) fn has_planned_removal(&self, lock: &LockName) -> bool {
-        self.ops.values().any(|op| {
-            let (Verb::Release(Release(Ending { name, .. })) | Verb::Undo(Undo { name, .. })) =
-                &op.verb
-            else {
-                return false;
-            };
-            name == lock && op.failures == 0 && !op.is_on_its_way()
-        })
+        self.planned_removals.contains_key(lock)
     }
 
     #[cfg(test)]
     pub(in crate::core) fn is_empty(&self) -> bool {
-        self.ops.is_empty() && self.concerned.is_empty()
+        self.ops.is_empty() && self.concerned.is_empty() && self.planned_removals.is_empty()
     }
 
     pub(in crate::core) fn round_trip(&self) -> Duration {
@@ -237,6 +235,7 @@ impl InFlight {
             prolonged: false,
             give_up_at,
             armed: Moment::NEVER,
+            planned: false,
         };
         self.put_back(id, op);
         id
@@ -252,6 +251,7 @@ impl InFlight {
 
     /// Removes an op: its outcome is known, or no longer wanted.
     pub(super) fn take(&mut self, id: OpId) -> Option<Op> {
+        self.end_plan(id);
         let mut op = self.ops.remove(&id)?;
         self.ops.trim();
         self.timers.set(&mut op.armed, Moment::NEVER, id);
@@ -270,6 +270,7 @@ impl InFlight {
 
     /// Records that a script is sent now.
     pub(super) fn on_sent(&mut self, id: OpId, now: Moment) {
+        self.end_plan(id);
         let Some(op) = self.ops.get_mut(&id) else { return };
         op.sent = now;
         op.confirmed = Confirmed::default();
@@ -341,7 +342,33 @@ impl InFlight {
         op.retry_at = now + pause;
         let due = op.retry_at.min(op.answer_by);
         self.timers.set(&mut op.armed, due, id);
+        if op.failures == 0
+            && !op.planned
+            && let Verb::Release(Release(Ending { name, .. })) | Verb::Undo(Undo { name, .. }) =
+                &op.verb
+        {
+            *self.planned_removals.entry(name.clone()).or_default() += 1;
+            op.planned = true;
+        }
         Some(Retry::Later)
+    }
+
+    /// Handles the case where an op is no longer planned for a later instant.
+    fn end_plan(&mut self, id: OpId) {
+        let Some(op) = self.ops.get_mut(&id).filter(|op| op.planned) else { return };
+        op.planned = false;
+        let (Verb::Release(Release(Ending { name, .. })) | Verb::Undo(Undo { name, .. })) =
+            &op.verb
+        else {
+            return;
+        };
+        if let Some(count) = self.planned_removals.get_mut(name) {
+            *count -= 1;
+            if *count == 0 {
+                self.planned_removals.remove(name);
+                self.planned_removals.trim();
+            }
+        }
     }
 
     /// Handles a deadline. Returns whether the waiting command must be answered now; [`Self::arm_unless_due`] follows.
@@ -443,7 +470,31 @@ fn concerns_all_locks(error: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use redisson::Kind;
+
     use super::*;
+
+    #[test]
+    fn a_removal_is_planned_until_it_is_sent() {
+        let (mut ops, now) = (InFlight::new(), Moment::from_micros(1));
+        let name = LockName::new(&b"x"[..]).unwrap();
+        let undo =
+            |number| Verb::Undo(Undo { after: now, name: name.clone(), kind: Kind::Lock, number });
+        let ids = [1, 2].map(|number| ops.add(undo(number), now, Moment::NEVER, Moment::NEVER));
+        for id in [ids[0], ids[1], ids[1]] {
+            ops.retry(id, now, Duration::from_secs(1));
+        }
+        ops.on_sent(ids[0], now);
+        assert!(ops.has_planned_removal(&name), "the other one is");
+        ops.on_sent(ids[1], now);
+        assert!(!ops.has_planned_removal(&name));
+        ops.retry(ids[0], now, Duration::from_secs(1));
+        assert!(ops.has_planned_removal(&name));
+        for id in ids {
+            ops.take(id);
+        }
+        assert!(ops.is_empty());
+    }
 
     #[test]
     fn an_error_about_one_lock_does_not_concern_all() {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redisson::Moment;
 use redisson::script::{self, BadReply, Call, Value};
 
 use super::operation::Operation;
@@ -16,6 +17,22 @@ use crate::types::Number;
 /// The multiple of the usual pause before a refused undo is repeated.
 const REFUSED_PAUSES: u32 = 5;
 
+impl Undo {
+    /// Returns whether new waiters let it free the lock first. One for a later instant may come long after the lock has
+    /// expired.
+    pub(in crate::core) fn keeps_out(&self) -> bool {
+        self.after == Moment::default()
+    }
+
+    fn end(&self, core: &mut Core) {
+        if self.keeps_out() {
+            core.on_released(&self.name, self.kind, self.number);
+        } else {
+            core.on_removed(&self.name, self.number);
+        }
+    }
+}
+
 impl Operation for Undo {
     fn call(&self, core: &Core) -> Call {
         release_call(core, &self.name, self.kind, self.number)
@@ -24,7 +41,7 @@ impl Operation for Undo {
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
         script::parse_release(reply)?;
         core.note_message(&self.name, reply);
-        core.on_released(&self.name, self.kind, self.number);
+        self.end(core);
         Ok(())
     }
 
@@ -35,7 +52,7 @@ impl Operation for Undo {
     }
 
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {
-        core.on_released(&self.name, self.kind, self.number);
+        self.end(core);
     }
 
     fn each_number(&self, visit: &mut dyn FnMut(Number)) {

@@ -208,6 +208,7 @@ impl Core {
         };
         let settled = grace.unverified == 0
             && session.multi.is_empty()
+            && !session.waits_for_journal(self.journal.done())
             && !session.holds.values().any(updating);
         if grace.away.is_some() && settled {
             ResumeDecision::Ready(target)

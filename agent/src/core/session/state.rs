@@ -199,6 +199,11 @@ impl Session {
         Some(pending.owner)
     }
 
+    /// Returns whether a reply waits until more of the journal is written. If that fails, what it reports is taken back.
+    pub(super) fn waits_for_journal(&self, journal_done: u64) -> bool {
+        self.pending.iter().any(|pending| pending.reply.is_some() && pending.after > journal_done)
+    }
+
     fn index(&self, seq: u64) -> Option<usize> {
         usize::try_from(seq.checked_sub(self.first_seq)?).ok()
     }

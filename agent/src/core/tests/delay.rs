@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
+use super::grace::GRACE;
 use super::world::{LEASE, Network, World, lock_command};
 use crate::journal::Record;
 use crate::protocol::command::{Command, LockRequest};
@@ -176,4 +177,25 @@ fn a_delayed_hold_outlives_a_lease_that_was_being_verified() {
     world.pass(LEASE / 2);
     assert_eq!(world.holders("x").len(), 1);
     assert_eq!(world.core.gauges().delayed_holds, 1);
+}
+
+#[test]
+fn a_lock_that_expired_after_the_agents_end_is_granted_before_the_lock_delay_is_over() {
+    let mut world = World::new();
+    let delay = GRACE + 10 * LEASE;
+    world.core.settings.lock_delay = delay;
+    let (dying, _) = world.graced();
+    world.lock(dying, "x");
+    world.close(dying);
+    world.pass(GRACE + MOMENT);
+    assert_eq!(world.core.gauges().delayed_holds, 1);
+    world.kill_and_restart(LEASE / 2);
+    let next = world.open();
+    world.lock(next, "x");
+    assert!(world.has_no_reply(next), "the lock has not expired");
+    world.pass(LEASE);
+    assert_eq!(world.reply(next), "held 1");
+    world.pass(delay);
+    assert_eq!(world.holders("x").len(), 1);
+    assert!(world.losses.is_empty());
 }

@@ -324,6 +324,20 @@ fn extend_of_an_early_hold_waits_until_redis_has_the_hold() {
 }
 
 #[test]
+fn extend_of_an_early_hold_is_answered_in_time_after_a_second_hand_over() {
+    let mut world = World::new();
+    let [a, b, c] = queue(&mut world);
+    world.unlock(a, "x");
+    world.unlock(b, "x");
+    world.replies_of(c);
+    extend(&mut world, c, Duration::from_secs(60));
+    // The reply to the first hand-over still arrives, which makes the agent send the second one.
+    world.network = Network::Down;
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.reply(c), "UNAVAILABLE");
+}
+
+#[test]
 fn resume_waits_for_an_extend_that_waits_until_redis_has_the_hold() {
     let mut world = World::new();
     let [a, b] = queue(&mut world);

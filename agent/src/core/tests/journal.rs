@@ -330,3 +330,21 @@ fn a_lease_that_was_made_shorter_ends_in_redis_too_after_a_restart() {
     assert_eq!(world.events(b), ["lost x lock expired"]);
     assert!(world.holders("x").is_empty());
 }
+
+#[test]
+fn resume_reports_a_grant_only_after_the_journal_has_it() {
+    for (disk, held) in [(Disk::Good, vec!["x lock 1"]), (Disk::Full, vec![])] {
+        let mut world = World::new();
+        let (a, ticket) = world.graced();
+        world.disk = Disk::Slow;
+        world.lock(a, "x");
+        world.close(a);
+        let b = world.open_as(0, NEXT);
+        world.resume(b, &ticket);
+        assert!(world.has_no_reply(b));
+        world.disk_answers(disk);
+        world.disk_answers(Disk::Good);
+        assert_eq!(world.resumed(b).1, held, "{disk:?}");
+        assert_eq!(world.holders("x").len(), held.len(), "{disk:?}");
+    }
+}

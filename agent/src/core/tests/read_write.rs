@@ -6,8 +6,10 @@ use redisson::script::MAX_READ_COUNT;
 use redisson::{Kind, Lease};
 
 use super::grace::NEXT;
-use super::world::{FOREIGN, LEASE, Network, World, lock_command, short};
-use crate::protocol::command::{Command, LockRequest, Wait};
+use super::world::{FOREIGN, LEASE, Network, World, hold_command, lock_command, short};
+use crate::core::Node;
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::types::ConnectionId;
 
 const SLOW: Duration = Duration::from_millis(100);
 
@@ -246,4 +248,43 @@ fn a_reader_behind_a_waiting_writer_does_not_get_the_error_of_one_that_left() {
         world.command(third, within(Kind::Read, 0));
         assert_eq!(world.reply(third), "null", "{network:?}");
     }
+}
+
+/// Lets a session write and read. Returns the field of the write hold.
+fn write_and_read(world: &mut World, id: ConnectionId, read_lease: Option<Lease>) -> String {
+    world.lock_as(id, "x", Kind::Write);
+    let writer = world.holders("x").into_iter().find(|field| field != "mode").unwrap();
+    let request = LockRequest { kind: Kind::Read, lease: read_lease, ..lock_command("x") };
+    world.command(id, Command::Lock(request));
+    writer
+}
+
+/// The renewals of the read hold would keep the field of the write hold in Redis.
+#[test]
+fn a_write_hold_that_ended_before_a_failover_is_removed_again_while_its_owner_reads() {
+    let mut world = World::new();
+    let id = world.open();
+    let writer = write_and_read(&mut world, id, None);
+    let before = world.redis["x"].clone();
+    let request = HoldRequest { kind: Some(Kind::Write), ..hold_command("x") };
+    world.command(id, Command::Unlock(request));
+    assert!(!world.holders("x").contains(&writer));
+    world.redis.insert("x".to_owned(), before);
+    world.core.verify(world.now, Node::Main);
+    world.work();
+    assert!(!world.holders("x").contains(&writer));
+    assert_eq!(world.holders("x").len(), 2, "the mode and the read hold stay");
+}
+
+#[test]
+fn a_write_hold_is_removed_after_a_long_outage_if_its_owner_still_reads() {
+    let mut world = World::new();
+    let id = world.open();
+    let writer = write_and_read(&mut world, id, Lease::new(Duration::from_secs(3_600)));
+    world.network = Network::Down;
+    world.pass(LEASE * 4);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert!(!world.holders("x").contains(&writer));
+    assert_eq!(world.holders("x").len(), 2, "the mode and the read hold stay");
 }

@@ -246,7 +246,7 @@ impl Simulation {
             let leaving = core.ops.values().filter(|op| match &op.verb {
                 // A lease that has run out ends without it.
                 Verb::Release(release) => release.0.name == *name && release.0.end != End::Expired,
-                Verb::Undo(undo) => undo.name == *name,
+                Verb::Undo(undo) => undo.name == *name && undo.keeps_out(),
                 _ => false,
             });
             if leaving.count() != known.releases_in_flight as usize {
