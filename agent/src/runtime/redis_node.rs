@@ -103,6 +103,8 @@ struct ServerEvents {
     evicts: Option<bool>,
     /// The run id of the server.
     run_id: Option<String>,
+    /// The run id of the server that runs commands.
+    commands_run_id: Option<String>,
     db: String,
     /// The server on which the holds were last verified.
     verified: Option<Verified>,
@@ -189,6 +191,7 @@ impl RedisNode {
             connections: 0,
             evicts: None,
             run_id: None,
+            commands_run_id: None,
             db: endpoint.db().to_string(),
             verified: None,
             part: options.red || options.in_cluster,
@@ -352,14 +355,20 @@ impl ServerEvents {
         FromRedis::State { up, detail, in_doubt, publish: None }
     }
 
+    /// The holds are in doubt if commands ran on another server than the one on which the holds were verified.
     fn state_changed(&mut self) -> FromRedis {
-        if matches!(self.state.borrow_and_update().status, LinkStatus::Up(_)) {
+        let mut moved = false;
+        if let LinkStatus::Up(info) = &self.state.borrow_and_update().status {
             self.connections += 1;
             if self.connections > 1 {
                 self.metrics.servers.reconnects.with_label_values(&[&self.node]).inc();
             }
+            let before = self.commands_run_id.replace(info.run_id.clone().unwrap_or_default());
+            let verified = self.verified.as_ref().and_then(|verified| verified.run_id.as_ref());
+            moved =
+                before.is_some_and(|before| verified.is_some_and(|verified| *verified != before));
         }
-        self.state(false)
+        self.state(moved)
     }
 
     /// Holds are verified on the connection for renewals, so its state decides. This connection also checks whether its

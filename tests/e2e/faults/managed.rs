@@ -160,6 +160,46 @@ async fn every_connection_leaves_a_master_that_goes_on_once_its_name_has_moved()
 }
 
 #[tokio::test]
+async fn a_lock_that_was_released_on_the_old_master_is_released_on_the_new_one() -> Result<()> {
+    if !may_mount() {
+        return Ok(());
+    }
+    let (old, new) = (RedisServer::start().await?, RedisServer::start().await?);
+    let (mut here, mut there) = (old.client().await?, new.client().await?);
+    forward(old.port(), new.port()).await?;
+    let folder = tempfile::Builder::new().prefix("lockscope-name-").tempdir()?;
+    let hosts = folder.path().join("hosts");
+    std::fs::write(&hosts, "127.0.0.1 redis.test\n")?;
+    let url = format!("redis://redis.test:{}", old.port());
+    let _agent = agent_with_names(folder.path(), &hosts, &url).await?;
+    let mut worker = Client::unix(&folder.path().join("agent.sock")).await?;
+    lock(&mut worker, "LOCK a LEASE 3600000").await?;
+    new.follow(&old).await?;
+    run(&mut there, "REPLICAOF NO ONE").await?;
+    ensure!(there.call("EXISTS a").await? == Reply::Int(1), "the new master has the lock");
+    std::fs::write(&hosts, "127.0.0.2 redis.test\n")?;
+    // Holds are verified at the new master, while commands still go to the old one.
+    let clients = here.call("CLIENT LIST").await?.text();
+    let renewals = clients.lines().find(|line| line.contains("name=lockscope-agent-renewals "));
+    let id = renewals.and_then(|line| line.split(' ').next()?.strip_prefix("id="));
+    run(&mut here, &format!("CLIENT KILL ID {}", id.context("no connection for renewals")?))
+        .await?;
+    eventually("renewals to go to the new master", async || {
+        let there = names(&mut there).await?;
+        ensure!(there.contains(&"-agent-renewals".to_owned()), "{there:?}");
+        Ok(())
+    })
+    .await;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    eventually("the lock to be released on the new master", async || {
+        ensure!(there.call("EXISTS a").await? == Reply::Int(0), "it is held there");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_replica_that_is_watched_on_purpose_is_not_left() -> Result<()> {
     let server = RedisServer::start().await?;
     let follows = format!("127.0.0.1 {}", server.port());
