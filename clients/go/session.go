@@ -140,14 +140,15 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			return nil, err
 		}
 		known := s.known(names, o.kind)
-		cleared, err := s.clear(known, o.several || !unanswered)
+		mayBeGranted := unanswered && !o.several // By a command whose reply was lost.
+		cleared, err := s.clear(known, !mayBeGranted)
 		if err != nil {
 			return nil, err
 		}
 		if cleared {
 			continue
 		}
-		if len(known) > 0 && known[0].surplus() {
+		if mayBeGranted && len(known) > 0 && known[0].surplus() {
 			return s.handOut(known, o), nil
 		}
 		conn := s.connected()

@@ -131,8 +131,9 @@ export class Session {
         signal?.throwIfAborted();
         await this.#connect(Math.min(end, boot() + CONNECT_LIMIT), signal);
         const known = names.map((name) => this.#grants.get(key(name, kind))).filter(Boolean);
-        if (await this.#clear(known, several || !unanswered)) continue;
-        if (known[0]?.surplus) return this.#handOut(known, lease);
+        const mayBeGranted = unanswered && !several; // By a command whose reply was lost.
+        if (await this.#clear(known, !mayBeGranted)) continue;
+        if (mayBeGranted && known[0]?.surplus) return this.#handOut(known, lease);
         const connection = this.#connection;
         if (connection === null) continue;
         const left = Math.max(0, end - boot());

@@ -190,10 +190,12 @@ impl Session {
                 return Err(withdrawn());
             }
             let known = self.known(request);
-            if self.clear(&known, request.several || !unanswered).await? {
+            // By a command whose reply was lost.
+            let may_be_granted = unanswered && !request.several;
+            if self.clear(&known, !may_be_granted).await? {
                 continue;
             }
-            if known.iter().any(|grant| grant.state().has_surplus()) {
+            if may_be_granted && known.iter().any(|grant| grant.state().has_surplus()) {
                 return Ok(self.handed_out(known, request));
             }
             let Some((connection, id)) = self.link() else { continue };

@@ -3,6 +3,7 @@
 
 mod driver;
 mod interruptions;
+mod orders;
 mod resumption;
 mod scenarios;
 mod stage;

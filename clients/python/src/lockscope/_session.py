@@ -13,6 +13,7 @@ from ._clock import boot
 from ._connection import REPLY_LIMIT, Connection, ErrorReply, Push, Word, one_call
 from ._errors import Disconnected, LockLost, LockTimeout, LockscopeError, Unavailable, from_reply
 from ._grant import Grant
+from ._turn import Turn
 from ._words import lock_words, ms, session_words
 
 #: The longest wait, in seconds, that the agent limits: a year.
@@ -45,7 +46,7 @@ class Session:
         self._secret = ""
         self._connection: Optional[Connection] = None
         self._loop = asyncio.get_running_loop()
-        self._mutex = asyncio.Lock()
+        self._mutex = Turn()
         self._timer: Optional[asyncio.TimerHandle] = None
         self._tasks: "set[asyncio.Task[None]]" = set()
         self._closing = False
@@ -130,9 +131,10 @@ class Session:
                 patience = boot() + CONNECT_LIMIT
                 await self._connect(patience if end is None else min(end, patience))
                 known = [self.grants[name, kind] for name in names if (name, kind) in self.grants]
-                if await self._clear(known, surplus=several or not unanswered):
+                may_be_granted = unanswered and not several  # By a command whose reply was lost.
+                if await self._clear(known, surplus=not may_be_granted):
                     continue
-                if known and known[0].count > known[0].handles:
+                if may_be_granted and known and known[0].count > known[0].handles:
                     granted = known
                     break
                 connection = self._connection
@@ -195,7 +197,7 @@ class Session:
 
     async def _turn(self, end: Optional[float], described: str) -> None:
         """Wait for the session's current command to end."""
-        if end is None or not self._mutex.locked():
+        if end is None or not (self._mutex.locked() or self._mutex.queued):
             await self._mutex.acquire()
             return
         limit = max(end - boot(), 0.0 if self._waiting else ANSWER_TIME)

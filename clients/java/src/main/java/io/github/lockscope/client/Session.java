@@ -137,10 +137,11 @@ final class Session {
             while (true) {
                 link.connect(Math.min(end, BootClock.atLeast() + CONNECT_LIMIT), interruption);
                 var known = grants.known(request);
-                if (clear(known, request.several() || !call.unanswered)) {
+                boolean mayBeGranted = call.unanswered && !request.several(); // By a command whose reply was lost.
+                if (clear(known, !mayBeGranted)) {
                     continue;
                 }
-                if (!known.isEmpty() && known.get(0).hasSurplus()) {
+                if (mayBeGranted && !known.isEmpty() && known.get(0).hasSurplus()) {
                     return open(known, request);
                 }
                 var granted = attempt(request, end, !known.isEmpty(), interruption, call);
