@@ -44,7 +44,12 @@ impl Core {
         spans::ended(&hold.span, end);
         let trace_parent = TraceParent::of(&hold.span);
         let nodes = hold.node_leases.as_ref().map_or_else(Vec::new, NodeLeases::asked);
-        let Hold { name, kind, valid_until, lease, longest, forced_claim, .. } = hold;
+        if kind == Kind::Read
+            && let Some(writer) = self.locks.get(&hold.name).and_then(|state| state.hold)
+        {
+            self.leases.add_read_lease(writer, hold.longest);
+        }
+        let Hold { name, kind, valid_until, lease, longest, read_lease, forced_claim, .. } = hold;
         let ending = Ending {
             name,
             kind,
@@ -52,7 +57,7 @@ impl Core {
             end,
             reply_to: None,
             valid_until,
-            longest,
+            longest: read_lease.map_or(longest, |read| longest.max(read)),
             shortened: lease < longest,
             nodes,
             trace_parent,

@@ -89,6 +89,8 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) earlier_leases: Vec<(Lease, Moment)>,
     /// The longest lease that Redis was ever asked to give it: no later lease may be shorter.
     pub(in crate::core) longest: Lease,
+    /// Of a write hold: the longest lease of its owner's read holds. It stays with the key when they have ended.
+    pub(in crate::core) read_lease: Option<Lease>,
     /// The update that its owner has sent to Redis: reentry, partial release, another lease. An owner's commands run one
     /// after another, so there is at most one.
     pub(in crate::core) update: Option<OpId>,
@@ -154,6 +156,7 @@ impl Hold {
             lease: new.lease,
             earlier_leases: Vec::new(),
             longest: new.lease.max(watched),
+            read_lease: None,
             update: None,
             trace: new.trace,
             span: new.span,

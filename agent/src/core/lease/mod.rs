@@ -153,6 +153,13 @@ impl LeaseTable {
         }
     }
 
+    /// Records the lease of a read hold of a write hold's owner.
+    pub(in crate::core) fn add_read_lease(&mut self, writer: Number, lease: Lease) {
+        if let Some(hold) = self.holds.get_mut(writer) {
+            hold.read_lease = hold.read_lease.max(Some(lease));
+        }
+    }
+
     pub(in crate::core) fn remove(&mut self, number: Number) -> Option<Hold> {
         let hold = self.holds.remove(number)?;
         self.timers.clear(hold.armed, hold.index);

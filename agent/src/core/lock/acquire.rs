@@ -242,6 +242,9 @@ impl Core {
             .then(|| self.hold_of(waiter.owner, &waiter.name, Side::Exclusive))
             .flatten();
         let attempt = self.attempt_of(waiter, id, under);
+        if let Some(writer) = under {
+            self.leases.add_read_lease(writer, attempt.lease);
+        }
         if attempt.kind == Kind::Red {
             let quorum = self.attempt_red(&attempt);
             self.locks.begin_attempt(id, quorum);

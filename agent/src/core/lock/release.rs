@@ -183,8 +183,8 @@ impl Core {
         state.is_some_and(|state| state.must_yield(self.now, handover_max, handover_max_time))
     }
 
-    /// Returns the time for which a script that removes a field is worth retrying: Redis keeps no field longer than its
-    /// latest lease, even if it was set just now.
+    /// Returns the time for which a script that removes a field is worth retrying. `lease` is the longest one that the field
+    /// may still have, even if it was set just now.
     pub(in crate::core) fn retry_window(&self, lease: Lease) -> Duration {
         let lease = lease.duration();
         lease + lease / 100 + self.settings.response_timeout

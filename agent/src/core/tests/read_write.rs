@@ -288,3 +288,76 @@ fn a_write_hold_is_removed_after_a_long_outage_if_its_owner_still_reads() {
     assert!(!world.holders("x").contains(&writer));
     assert_eq!(world.holders("x").len(), 2, "the mode and the read hold stay");
 }
+
+/// Lets the lease of a read hold stay with the key of its owner's write hold, which ends in a long outage.
+fn leave_read_lease(read: impl Fn(&mut World, ConnectionId)) {
+    let mut world = World::new();
+    let id = world.open();
+    world.lock_as(id, "x", Kind::Write);
+    assert_eq!(world.reply(id), "held 1");
+    read(&mut world, id);
+    world.network = Network::Down;
+    world.command(id, unlock(Kind::Write));
+    world.pass(LEASE * 4);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert!(world.holders("x").is_empty(), "{:?}", world.holders("x"));
+}
+
+fn hold_of(kind: Kind) -> HoldRequest {
+    HoldRequest { kind: Some(kind), ..hold_command("x") }
+}
+
+fn unlock(kind: Kind) -> Command {
+    Command::Unlock(hold_of(kind))
+}
+
+fn read_for(lease: Duration) -> LockRequest {
+    LockRequest { kind: Kind::Read, lease: Lease::new(lease), ..lock_command("x") }
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+#[test]
+fn a_write_hold_is_removed_after_a_long_outage_if_its_owner_has_read() {
+    leave_read_lease(|world, id| {
+        world.command(id, Command::Lock(read_for(HOUR)));
+        world.command(id, unlock(Kind::Read));
+    });
+    leave_read_lease(|world, id| {
+        world.command(id, Command::Lock(read_for(HOUR)));
+        world.network = Network::Down;
+        world.command(id, unlock(Kind::Read));
+    });
+    leave_read_lease(|world, id| {
+        world.command(id, Command::Lock(read_for(LEASE)));
+        world.command(id, Command::Extend(hold_of(Kind::Read), Lease::new(HOUR)));
+        world.command(id, unlock(Kind::Read));
+    });
+    leave_read_lease(|world, id| {
+        world.network = Network::Slow(5_000);
+        let wait = Wait::AtMost(SLOW);
+        world.command(id, Command::Lock(LockRequest { wait, ..read_for(HOUR) }));
+        world.pass(SLOW * 40);
+        assert_eq!(world.reply(id), "UNAVAILABLE");
+    });
+}
+
+#[test]
+fn a_write_hold_that_ended_before_a_failover_is_removed_again_if_its_owner_has_read() {
+    let mut world = World::new();
+    let id = world.open();
+    write_and_read(&mut world, id, Lease::new(Duration::from_secs(3_600)));
+    for kind in [Kind::Read, Kind::Write] {
+        let before = world.redis["x"].clone();
+        let request = HoldRequest { kind: Some(kind), ..hold_command("x") };
+        world.command(id, Command::Unlock(request));
+        if kind == Kind::Write {
+            assert!(world.holders("x").is_empty());
+            world.redis.insert("x".to_owned(), before);
+        }
+    }
+    world.core.verify(world.now, Node::Main);
+    world.work();
+    assert!(world.holders("x").is_empty());
+}
