@@ -219,7 +219,8 @@ impl Core {
         records
     }
 
-    /// Handles the report that the journal is written up to this record: sends the replies that waited for it.
+    /// Handles the report that the journal is written up to this record: sends the replies that waited for it, and retries
+    /// the RESUMEs that waited for those.
     pub fn on_journalled(&mut self, now: Moment, upto: u64) {
         self.advance_clock(now);
         for connection in self.advance_journal(upto) {

@@ -53,7 +53,8 @@ pub(super) enum FromRedis {
         up: bool,
         /// The Redis server, and the reason if it cannot be used.
         detail: String,
-        /// The connection for renewals is new, or the role, the history or the clock of its server has changed.
+        /// The connection for renewals is new, the role, the history or the clock of its server has changed, or commands
+        /// have left another server than that one.
         in_doubt: bool,
         /// The way to publish releases from now on, if that has changed.
         publish: Option<Publish>,

@@ -58,7 +58,7 @@ async def main():
     for _ in range(3):
         try:
             await agent.lock('orders:42', wait=3)
-        except lockscope.Unavailable:
+        except (lockscope.Unavailable, lockscope.LockTimeout):
             pass
 asyncio.run(main())
 print('over')";

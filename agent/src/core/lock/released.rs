@@ -17,7 +17,8 @@ const MAX_REMEMBERED: usize = 4_096;
 /// The longest lease that is simply left to expire.
 const SHORT: Duration = Duration::from_secs(60);
 
-/// The latest releases of long leases, and of write holds whose owners still read. Each has a number, which is higher for later ones.
+/// The latest releases of long leases, and of write holds whose owners still read. Each has a number, which is higher for
+/// later ones.
 #[derive(Debug, Default)]
 pub(in crate::core) struct LongReleases {
     released: BTreeMap<u64, LongRelease>,
@@ -78,7 +79,7 @@ impl LongReleases {
 }
 
 impl Core {
-    /// Repeats the recent releases of long leases on a server that may not know about them.
+    /// Repeats the remembered releases on a server that may not know about them.
     pub(in crate::core) fn repeat_long_releases(&mut self) {
         for LongRelease { name, kind, number, lease, .. } in self.long_releases.of_late(self.now) {
             self.undo(&name, kind, number, lease);

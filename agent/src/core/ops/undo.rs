@@ -18,8 +18,8 @@ use crate::types::Number;
 const REFUSED_PAUSES: u32 = 5;
 
 impl Undo {
-    /// Returns whether new waiters let it free the lock first. One for a later instant may come long after the lock has
-    /// expired.
+    /// Returns whether new waiters wait for this undo. They do not wait for one that is planned for a later instant: the lock
+    /// may expire long before.
     pub(in crate::core) fn keeps_out(&self) -> bool {
         self.after == Moment::default()
     }

@@ -245,7 +245,7 @@ impl Core {
             return self.refuse_resume(reply_to, "alive", alive(session));
         }
         let sentence = format!(
-            "UNAVAILABLE session {session}: Redis has not yet confirmed which of its holds still exist; try again"
+            "UNAVAILABLE session {session}: it is not yet known which of its holds exist: Redis or the journal has not answered; try again"
         );
         self.refuse_resume(reply_to, "unconfirmed", Frame::Error(sentence));
     }

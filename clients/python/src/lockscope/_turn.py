@@ -5,7 +5,7 @@ from typing import Literal
 
 
 class Turn(asyncio.Lock):
-    """A lock that counts who waits for it. It is not locked for a moment while it passes to the next one."""
+    """A lock that counts who waits for it. While it passes to the next one, `locked()` is false for a moment."""
 
     def __init__(self) -> None:
         super().__init__()
