@@ -58,6 +58,7 @@ export class Session {
   #users = 0;
   #running = 0;
   #timer = null;
+  #reading = false; // the deadlines are being read
   #closing = false;
   #waiting = false; // the command that has the turn waits for a lock
 
@@ -501,7 +502,8 @@ export class Session {
     const grant = this.#grants.get(place);
     if (grant === undefined || grant.lost !== null) this.#unclaimed.set(place, event);
     grant?.apply(event);
-    if (word === "lock-safe") this.#tend();
+    // The deadline has changed, to an earlier one perhaps.
+    if (word === "lock-jeopardy" || word === "lock-safe") this.#tend();
   }
 
   #closed(connection) {
@@ -544,15 +546,17 @@ export class Session {
   }
 
   /**
-   * Sets the timer for the next deadline, or for the next reading of renewed ones. The reading also proves that the agent has
-   * the session, from which its grace would count, or requests a grace that the agent could not give before.
+   * Sets the timer for the next deadline, or for the next reading of renewed ones unless one is in progress. The reading also
+   * proves that the agent has the session, from which its grace would count, or requests a grace that the agent could not give
+   * before.
    */
   #arm() {
     clearTimeout(this.#timer);
     const live = [...this.#grants.values()].filter((grant) => grant.lost === null);
     if (live.length === 0 || this.#closing) return;
-    const pauses = live.map((grant) => grant.remaining * (grant.followed ? REFRESH_PART : 1));
-    const next = Math.min(...pauses, this.#grace > 0 ? this.#grace * REFRESH_PART : Infinity);
+    const reads = !this.#reading;
+    const pauses = live.map((grant) => grant.remaining * (grant.followed && reads ? REFRESH_PART : 1));
+    const next = Math.min(...pauses, this.#grace > 0 && reads ? this.#grace * REFRESH_PART : Infinity);
     this.#timer = setTimeout(() => this.#tend(), Math.min(Math.max(next, SHORTEST_PAUSE), LONGEST_TIMER));
     this.#timer.unref(); // The connection keeps the process from ending for as long as a lock is held.
   }
@@ -560,13 +564,16 @@ export class Session {
   /** Ends holds whose deadline has passed, and reads the deadlines of the others. */
   async #tend() {
     const live = [...this.#grants.values()].filter((grant) => grant.held);
-    try {
-      if (live.length > 0 && this.#connection !== null) {
+    if (live.length > 0 && this.#connection !== null && !this.#reading) {
+      this.#reading = true;
+      this.#arm(); // A deadline may pass before the agent answers.
+      try {
         if (this.#running === 0) await this.#turn(() => this.#refreshWithGrace());
         else await this.#refreshFromOutside(); // The owner waits for another lock, and replies keep their order.
+      } catch {
+        // The call that finds the connection lost reconnects.
       }
-    } catch {
-      // The call that finds the connection lost reconnects.
+      this.#reading = false;
     }
     this.#arm();
   }

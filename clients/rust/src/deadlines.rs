@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -16,21 +17,40 @@ use crate::timer::Timer;
 const REFRESH_DIVISOR: u32 = 3;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 
+/// A reading of the deadlines. It ends when this is dropped, as when its runtime ends.
+struct Reading<'a>(&'a AtomicBool);
+
+impl<'a> Reading<'a> {
+    /// Returns `None` while another one is in progress.
+    fn begin(in_progress: &'a AtomicBool) -> Option<Self> {
+        (!in_progress.swap(true, Ordering::Relaxed)).then_some(Self(in_progress))
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
 impl Session {
-    /// Sets the timer for the next deadline or the next refresh. One that wakes up earlier stays. A refresh also proves
-    /// that the agent has the session, from which its grace would count, or requests a grace that the agent could not
-    /// give before.
+    /// Sets the timer for the next deadline, or for the next refresh unless one is in progress. A timer that wakes up
+    /// earlier stays. A refresh also proves that the agent has the session, from which its grace would count, or requests
+    /// a grace that the agent could not give before.
     pub(crate) fn arm(self: &Arc<Self>) {
         let now = boot();
+        let refreshes = !self.reading.load(Ordering::Relaxed);
         let mut state = self.state();
         let pauses = state.grants.values().filter_map(|grant| {
             let grant = grant.state();
             let left = grant.ends().saturating_sub(now);
-            let pause = if grant.is_followed() { left / REFRESH_DIVISOR } else { left };
+            let pause =
+                if grant.is_followed() && refreshes { left / REFRESH_DIVISOR } else { left };
             (!grant.is_lost()).then_some(pause)
         });
         let Some(pause) = pauses.min() else { return };
-        let grace = Some(self.grace / REFRESH_DIVISOR).filter(|grace| !grace.is_zero());
+        let grace =
+            Some(self.grace / REFRESH_DIVISOR).filter(|grace| refreshes && !grace.is_zero());
         let pause = grace.map_or(pause, |grace| pause.min(grace)).max(SHORTEST_PAUSE);
         let at = now + pause;
         if state.closing || state.timer.as_ref().is_some_and(|timer| timer.wakes_up_by(at)) {
@@ -53,7 +73,11 @@ impl Session {
     pub(crate) async fn tend(self: &Arc<Self>) {
         let grants = self.grants();
         let live = grants.iter().filter(|grant| grant.is_held()).count();
-        if live > 0 && self.connected().is_some() {
+        if live > 0
+            && self.connected().is_some()
+            && let Some(_reading) = Reading::begin(&self.reading)
+        {
+            self.arm(); // A deadline may pass before the agent answers.
             // The call that finds the connection lost reconnects.
             let _ = match self.turn.try_lock() {
                 Ok(_turn) => self.refresh_with_grace().await,
@@ -129,7 +153,6 @@ impl Session {
 mod tests {
     use std::path::PathBuf;
     use std::sync::Weak;
-    use std::sync::atomic::AtomicBool;
 
     use tokio::runtime::Builder;
     use tokio::time::timeout;

@@ -213,7 +213,8 @@ impl Session {
         if let Some(grant) = grant {
             grant.apply(push);
         }
-        if event.bytes() == b"lock-safe" {
+        // The deadline has changed, to an earlier one perhaps.
+        if matches!(event.bytes(), b"lock-jeopardy" | b"lock-safe") {
             let session = self.clone();
             tokio::spawn(async move { session.tend().await });
         }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ pub(crate) struct Session {
     pool: Weak<dyn OnIdle>,
     /// Held while a command of the owner runs.
     pub(crate) turn: Arc<AsyncMutex<()>>,
+    /// The deadlines are being read.
+    pub(crate) reading: AtomicBool,
     state: Mutex<SessionState>,
 }
 
@@ -123,7 +126,7 @@ impl SessionState {
 impl Session {
     pub(crate) fn new(path: PathBuf, grace: Duration, pool: Weak<dyn OnIdle>) -> Arc<Self> {
         let (turn, state) = (Arc::default(), Mutex::default());
-        Arc::new(Self { path, grace, pool, turn, state })
+        Arc::new(Self { path, grace, pool, turn, reading: AtomicBool::new(false), state })
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, SessionState> {

@@ -35,6 +35,23 @@ pub(super) async fn a_shorter_lease_counts_from_the_instant_at_which_it_is_sent(
     ends_before_the_answer(&mut stage, extending).await
 }
 
+pub(super) async fn a_loss_at_the_deadline_is_reported_while_the_agent_hangs(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    // A third of the grace is the longest time between two lists. The next one is requested before the lease ends.
+    stage.driver = Driver::with_grace(library, &stage.agent.socket(), Duration::from_secs(6))?;
+    stage.driver.call_in("second", "lock b orders:43").await?;
+    stage.driver.ok("lock a orders:42 lease=5000").await?;
+    stage.agent.process().freeze().await?;
+    // The library gives this up after the lease, but before it gives up the list.
+    let waiting = stage.driver.send("second", "lock c orders:44 wait=3000").await?;
+    stage.driver.event("lost", "a").await?;
+    ensure!(!stage.driver.has_answered(waiting), "the loss was found late");
+    stage.agent.process().thaw()?;
+    stage.driver.answer(waiting).await.map(drop)
+}
+
 pub(super) async fn a_return_to_renewal_counts_from_the_instant_at_which_it_is_sent(
     library: &Library,
 ) -> Result<()> {

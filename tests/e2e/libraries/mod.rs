@@ -178,6 +178,7 @@ macro_rules! conformance {
             conformance! { @scenarios interruptions $value
                 a_shorter_lease_counts_from_the_instant_at_which_it_is_sent
                 a_lease_that_redis_does_not_confirm_counts_too
+                a_loss_at_the_deadline_is_reported_while_the_agent_hangs
                 a_return_to_renewal_counts_from_the_instant_at_which_it_is_sent
                 a_late_list_does_not_shorten_a_new_lease
                 a_hung_agent_delays_no_limited_wait

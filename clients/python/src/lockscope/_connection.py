@@ -123,6 +123,7 @@ class Connection(asyncio.Protocol):
         self._on_close = on_close
         self._parser = Parser()
         self._replies: Deque["asyncio.Future[Any]"] = deque()
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._transport: Optional[asyncio.Transport] = None
         self.socket: Optional[socket.socket] = None
         self._answered = False
@@ -138,6 +139,7 @@ class Connection(asyncio.Protocol):
         """Connect to a Unix socket."""
         loop = asyncio.get_running_loop()
         connection = cls(on_push, on_close)
+        connection._loop = loop
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         # When uvloop is closed, it takes the socket away. The copy can still end the session then.
@@ -227,17 +229,30 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def quit_at_once(self) -> None:
-        """Close the socket without the event loop, and end the session at the agent."""
+        """End the session at the agent without waiting for its reply, and close the connection."""
         if self.socket is not None:
             with contextlib.suppress(OSError):  # The event loop may have closed it.
                 self.socket.send(encode(("QUIT",)))
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close a forked child's copy of the socket without involving the agent or the event loop."""
+        if self._loop is not None and not self._loop.is_closed():
+            self.abort()
+            return
         self.closed = True
         if self.socket is not None:
             self.socket.close()
+
+    def abandon(self) -> None:
+        """Close a forked child's copies of the socket without involving the agent or the event loop."""
+        if self.closed or self._transport is None:
+            return
+        self.closed = True
+        if self.socket is not None:
+            self.socket.close()
+        # That of uvloop is another one. Its number stays in use, so that uvloop can close it.
+        own = self._transport.get_extra_info("socket")
+        if own is not None and own.fileno() >= 0:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, own.fileno(), inheritable=False)
+            os.close(nothing)
 
 
 async def one_call(path: str, *words: Word) -> Any:

@@ -48,6 +48,8 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._mutex = Turn()
         self._timer: Optional[asyncio.TimerHandle] = None
+        #: True while the deadlines are being read.
+        self._reading = False
         self._tasks: "set[asyncio.Task[None]]" = set()
         self._closing = False
         #: True while the command in progress waits for a lock.
@@ -415,8 +417,15 @@ class Session:
                 await self._settle(grant)
         except (OSError, Disconnected, ErrorReply, LockscopeError):
             self._doubt(connection)
+        except GeneratorExit:  # Its event loop was closed.
+            self.drop()
+            raise
 
-    def _withdrawn(self, _: "asyncio.Task[None]") -> None:
+    def _withdrawn(self, withdrawal: "asyncio.Task[None]") -> None:
+        if withdrawal.cancelled():  # Its event loop will probably be closed, and nothing else would end the wait.
+            self._end("the withdrawal of its owner's wait was cancelled")
+            if self._connection is not None:
+                self._connection.quit_at_once()
         self._mutex.release()
         self._check_idle()
 
@@ -539,7 +548,7 @@ class Session:
             self._unclaimed[name, kind] = push
         if grant is not None:
             grant.apply(push)
-        if event == "lock-safe":
+        if event in ("lock-jeopardy", "lock-safe"):  # The deadline has changed, to an earlier one perhaps.
             self._spawn(self._tend())
 
     def _on_close(self, connection: Connection) -> None:
@@ -596,7 +605,7 @@ class Session:
     # Deadlines
 
     def _arm(self) -> None:
-        """Set the timer for the next deadline, or for the next reading of renewed ones.
+        """Set the timer for the next deadline, or for the next reading of renewed ones unless one is in progress.
 
         The reading also proves that the agent has the session, from which its grace would count, or requests a grace that
         the agent could not give before.
@@ -607,27 +616,36 @@ class Session:
         now = boot()
         live = [grant for grant in self.grants.values() if grant.reason is None]
         if live:
-            pause = min((g.deadline - now) * (REFRESH_PART if g.renewed else 1) for g in live)
-            if self._grace:
+            reads = not self._reading
+            pause = min((g.deadline - now) * (REFRESH_PART if g.renewed and reads else 1) for g in live)
+            if self._grace and reads:
                 pause = min(pause, self._grace * REFRESH_PART)
             pause = max(pause, SHORTEST_PAUSE)
             self._timer = asyncio.get_running_loop().call_later(pause, lambda: self._spawn(self._tend()))
 
     async def _tend(self) -> None:
         """End holds whose deadline has passed, and read the deadlines of the others."""
-        try:
-            if any([grant.held for grant in self.grants.values()]) and self._connection is not None:
-                if self._mutex.locked():  # The owner waits for another lock, and replies keep their order.
-                    await self._refresh_from_outside()
-                else:
-                    async with self._mutex:
-                        await self._refresh()
-                        if not self.graced and self._connection is not None:
-                            await self._call(*session_words(self._grace))
-                            self._given = self._grace
-        except (OSError, Disconnected, ErrorReply):
-            pass  # The call that finds the connection lost reconnects.
+        live = any([grant.held for grant in self.grants.values()])
+        if live and self._connection is not None and not self._reading:
+            self._reading = True
+            self._arm()  # A deadline may pass before the agent answers.
+            try:
+                await self._read_deadlines()
+            except (OSError, Disconnected, ErrorReply):
+                pass  # The call that finds the connection lost reconnects.
+            finally:
+                self._reading = False
         self._arm()
+
+    async def _read_deadlines(self) -> None:
+        if self._mutex.locked():  # The owner waits for another lock, and replies keep their order.
+            await self._refresh_from_outside()
+            return
+        async with self._mutex:
+            await self._refresh()
+            if not self.graced and self._connection is not None:
+                await self._call(*session_words(self._grace))
+                self._given = self._grace
 
     async def _refresh(self) -> None:
         """Read the deadlines on the session's connection.

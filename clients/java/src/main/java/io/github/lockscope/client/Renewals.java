@@ -17,6 +17,8 @@ final class Renewals {
     // Guarded by this.
     private ScheduledFuture<?> timer;
     private boolean stopped;
+    /** The deadlines are being read. */
+    private boolean reading;
 
     Renewals(Engine engine, Session session, Link link, Grants grants) {
         this.engine = engine;
@@ -26,16 +28,16 @@ final class Renewals {
     }
 
     /**
-     * Sets the timer for the next deadline, or for reading the deadline of a renewed grant. The reading also proves that
-     * the agent has the session, from which its grace would count, or requests a grace that the agent could not give
-     * before.
+     * Sets the timer for the next deadline, or for the next reading of renewed ones unless one is in progress. The
+     * reading also proves that the agent has the session, from which its grace would count, or requests a grace that the
+     * agent could not give before.
      */
     synchronized void arm() {
         long next = Interruption.FOREVER;
         for (var grant : grants.all()) {
             if (grant.isHeld()) {
-                next = Math.min(next, grant.isRenewed() ? grant.left() / DIVISOR : grant.left());
-                if (link.grace() > 0) {
+                next = Math.min(next, grant.isRenewed() && !reading ? grant.left() / DIVISOR : grant.left());
+                if (link.grace() > 0 && !reading) {
                     next = Math.min(next, link.grace() / DIVISOR);
                 }
             }
@@ -62,10 +64,28 @@ final class Renewals {
         for (var grant : grants.all()) {
             live = grant.isHeld() || live;
         }
-        if (live && link.isConnected() && !session.ifFree(this::refreshWithGrace)) {
-            refreshFromOutside();
+        if (live && link.isConnected() && beginReading()) {
+            arm(); // A deadline may pass before the agent answers.
+            try {
+                if (!session.ifFree(this::refreshWithGrace)) {
+                    refreshFromOutside();
+                }
+            } finally {
+                endReading();
+            }
         }
         arm();
+    }
+
+    /** Returns whether no other reading of the deadlines is in progress. */
+    private synchronized boolean beginReading() {
+        boolean begins = !reading;
+        reading = true;
+        return begins;
+    }
+
+    private synchronized void endReading() {
+        reading = false;
     }
 
     private void refreshWithGrace() {

@@ -522,7 +522,9 @@ final class Session {
                 return;
             }
             grants.apply(event);
-            if (Fields.text(event.get(0)).equals("lock-safe")) {
+            var word = Fields.text(event.get(0));
+            // The deadline has changed, to an earlier one perhaps.
+            if (word.equals("lock-jeopardy") || word.equals("lock-safe")) {
                 engine.run(renewals::tend);
             }
         }
