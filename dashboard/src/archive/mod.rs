@@ -9,6 +9,7 @@ mod earlier_rows;
 mod folder;
 mod insert;
 mod instant;
+mod late_write;
 mod missed;
 mod opened;
 mod place;

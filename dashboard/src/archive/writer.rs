@@ -15,6 +15,7 @@ use super::columns::stored;
 use super::earlier_rows::EarlierRows;
 use super::folder::{Folder, Restored};
 use super::insert::insert;
+use super::late_write::outcome;
 use super::missed::OpenRows;
 use super::reader::Reader;
 use super::{ArchiveSender, MAX_AGE_MS, MAX_BYTES, MAX_NAMES};
@@ -107,7 +108,7 @@ impl Writer {
     }
 
     /// Writes until all senders have been dropped. After a loss of entries, the snapshots show what has ended. After
-    /// each write, `report` receives the reason if it failed.
+    /// each write, `report` receives the reason if it failed, and while one is late too.
     pub async fn run(self, hub: Arc<Hub>, mut report: impl FnMut(Option<String>)) {
         let Self { mut table, mut entries, lost, half_full } = self;
         let mut trouble = None;
@@ -150,7 +151,7 @@ impl Writer {
                     }
                     (table, in_place, written)
                 });
-                let (same, in_place, written) = match written.await {
+                let (same, in_place, written) = match outcome(written, &mut report).await {
                     Ok(written) => written,
                     Err(error) => {
                         let ended = "The history is no longer written: its writer has panicked. \

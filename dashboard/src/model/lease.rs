@@ -21,6 +21,9 @@ const UNUSUAL: (u32, u32) = (23, 20);
 /// acquired again, like a throttle.
 const LATEST: (u32, u32) = (9, 10);
 
+/// The time between two renewals of most watchdogs, and some more. Redisson's default is 10 s.
+const USUAL_PAUSE: Duration = Duration::from_secs(30);
+
 /// The findings about one hold so far.
 #[derive(Debug, Clone, Default)]
 pub struct LeaseWatch {
@@ -35,7 +38,7 @@ pub struct LeaseWatch {
     off_pace: u8,
     /// True if the last rise was unusually late for a watchdog.
     late: bool,
-    /// True if the lease was set to another length and not renewed since.
+    /// True if the lease was set to more than a watchdog sets, and not renewed since.
     replaced: bool,
 }
 
@@ -134,9 +137,11 @@ impl LeaseWatch {
         let now = Reading { at, ttl };
         let noise = self.noise(slack);
         self.slack_ms = whole_millis(slack);
+        let was_replaced = self.is_replaced();
         let Some(before) = self.last.replace(now) else { return Step::Ran };
         if before.end() > now.end() + noise {
             self.regular = 0;
+            self.replaced = was_replaced;
             self.lease = None;
             return Step::Fell;
         }
@@ -228,10 +233,15 @@ impl LeaseWatch {
         self.regular >= 2
     }
 
-    /// Returns whether the lease was set to another length, as by an EXTEND, and has not been renewed since.
+    /// Returns whether the lease was set to another length, as by an EXTEND, and has run since then for longer than a
+    /// watchdog lets it run. If the clock of Redis was set back, the next renewal shortens the lease before that.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
-        self.replaced
+        let Some((lease, left)) = self.lease().zip(self.last.map(|last| last.ttl)) else {
+            return self.replaced;
+        };
+        let until_renewal = (lease / 3).min(USUAL_PAUSE);
+        self.replaced && lease.saturating_sub(left) > until_renewal + NOISE
     }
 
     /// Returns whether the hold is renewed, and no rise contradicts that.

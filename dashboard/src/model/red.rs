@@ -4,11 +4,16 @@
 //! same holder id on all. Holds of one name therefore belong together if the thread's number is the same.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use redisson::LockName;
+use redisson::{LockName, millis};
 
 use super::Model;
+use crate::model::problem::Expired;
 use crate::model::types::{Group, ProblemKind, RedView, ScopeId};
+
+/// The longest time between the ends of one hold on its servers: they are renewed separately.
+const ONE_LOSS: Duration = Duration::from_secs(60);
 
 impl Model {
     fn group_of(&self, deployment: &Arc<str>) -> Option<&Group> {
@@ -54,21 +59,36 @@ impl Model {
         Some(RedView { group: Arc::clone(&group.name), held, unread, of: group.deployments.len() })
     }
 
-    /// Returns whether another server of a red lock has shown this problem as often, so that it is counted already.
-    /// Renewals are sent to each server separately, and each late one counts.
+    /// Returns whether another server of a red lock has shown this problem as often, or the same expiry, so that it is counted
+    /// already. Renewals are sent to each server separately, and each late one counts.
     pub(super) fn is_shown_elsewhere(
         &self,
         scope: ScopeId,
         name: &LockName,
         problem: ProblemKind,
     ) -> bool {
-        let times = |scope: ScopeId| {
-            let entry = self.scopes[scope.0].locks.get(name);
-            entry.map_or(0, |entry| entry.record.times(problem))
-        };
-        let mut others = self.members(scope).into_iter().filter(|member| *member != scope);
-        problem != ProblemKind::RenewalOverdue && others.any(|other| times(other) >= times(scope))
+        let record = |scope: ScopeId| Some(&self.scopes[scope.0].locks.get(name)?.record);
+        let Some(shown) = record(scope) else { return false };
+        let others = self.members(scope).into_iter().filter(|member| *member != scope);
+        let mut others = others.filter_map(record);
+        match problem {
+            ProblemKind::RenewalOverdue => false,
+            ProblemKind::Expired => {
+                others.any(|other| is_same_loss(other.expired(), shown.expired()))
+            }
+            _ => others.any(|other| other.times(problem) >= shown.times(problem)),
+        }
     }
+}
+
+/// Returns whether two servers have lost the same hold. Threads of Redisson may lose a lock more than once.
+fn is_same_loss(one: Option<&Expired>, other: Option<&Expired>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else { return false };
+    let thread = |expired: &Expired| Some(expired.holder.as_ref()?.id()?.thread);
+    let same_holder = thread(one).zip(thread(other)).is_none_or(|(one, other)| one == other);
+    let (one, other) = (one.at.steady(), other.at.steady());
+    let apart = one.millis_since(other).max(other.millis_since(one));
+    same_holder && apart <= millis(ONE_LOSS)
 }
 
 #[cfg(test)]
@@ -100,15 +120,20 @@ mod tests {
 
     /// Reads the lock `l` on that server, held by that thread of a separate client, or free.
     fn read(model: &mut Model, scope: usize, ms: u64, thread: Option<i64>) {
+        read_left(model, scope, ms, thread.map(|thread| (thread, 30_000)));
+    }
+
+    /// Like [`read`], with the milliseconds left of the lease.
+    fn read_left(model: &mut Model, scope: usize, ms: u64, held: Option<(i64, u64)>) {
         let client = ClientId::from_random([u8::try_from(scope).unwrap(); 16]);
         let companions = Companions::default();
-        let reading = match thread {
+        let reading = match held {
             None => Reading::Absent { companions },
-            Some(thread) => {
+            Some((thread, left)) => {
                 let id = HolderId::new(client, thread);
                 let holders = vec![shape::Holder { id, count: 1 }];
                 let hash = shape::LockHash { holders, ..Default::default() };
-                Reading::Lock { hash, ttl: Some(std::time::Duration::from_secs(30)), companions }
+                Reading::Lock { hash, ttl: Some(Duration::from_millis(left)), companions }
             }
         };
         let name = LockName::new(*b"l").unwrap();
@@ -127,12 +152,39 @@ mod tests {
         model.observe(ScopeId(scope), Observation::Read { name, stamp, source, reading });
     }
 
-    /// Returns the servers on which a leak was counted.
-    fn counted(model: &Model) -> Vec<usize> {
+    /// Returns the servers on which a problem was counted.
+    fn counted(model: &Model, problem: ProblemKind) -> Vec<usize> {
         let found = |(scope, effect): &(ScopeId, Effect)| {
-            matches!(effect, Effect::Detected(ProblemKind::Leaked, ..)).then_some(scope.0)
+            matches!(effect, Effect::Detected(found, ..) if *found == problem).then_some(scope.0)
         };
         model.effects.iter().filter_map(found).collect()
+    }
+
+    /// Lets a thread renew the lock `l` on these servers for a while, and lose it.
+    fn lose(model: &mut Model, scopes: &[usize], from: u64, thread: i64) {
+        for ms in (0..60_000).step_by(500) {
+            for scope in scopes {
+                let left = if ms < 30_000 { 30_000 - ms % 10_000 } else { 60_000 - ms };
+                read_left(model, *scope, from + ms, Some((thread, left)));
+            }
+        }
+        for scope in scopes {
+            read_left(model, *scope, from + 60_100, None);
+        }
+    }
+
+    #[test]
+    fn each_loss_of_a_red_lock_counts_once() {
+        let mut model = model();
+        lose(&mut model, &[1], 0, 52);
+        assert_eq!(counted(&model, ProblemKind::Expired), [1]);
+        // Neither the loss on another server nor one on all of them is the same.
+        lose(&mut model, &[0, 2], 600_000, 53);
+        assert_eq!(counted(&model, ProblemKind::Expired), [1, 0]);
+        lose(&mut model, &[0, 1, 2], 1_200_000, 54);
+        assert_eq!(counted(&model, ProblemKind::Expired), [1, 0, 0]);
+        lose(&mut model, &[0, 1, 2], 1_800_000, 54);
+        assert_eq!(counted(&model, ProblemKind::Expired), [1, 0, 0, 0]);
     }
 
     #[test]
@@ -141,7 +193,7 @@ mod tests {
         for ms in [1_000, 7_000] {
             (0..4).for_each(|scope| lasting(&mut model, scope, ms + scope as u64));
         }
-        assert_eq!(counted(&model), [0, 3], "the last one is in no group");
+        assert_eq!(counted(&model, ProblemKind::Leaked), [0, 3], "the last one is in no group");
         let is_shown = |deployment| !view(&mut model, deployment).problems.is_empty();
         assert!(["a", "b", "c", "alone"].into_iter().all(is_shown));
     }
@@ -149,7 +201,7 @@ mod tests {
     #[test]
     fn a_problem_of_a_red_lock_counts_once_if_its_servers_differ_in_certainty() {
         let mut model = model();
-        let lease = Some(std::time::Duration::from_secs(30));
+        let lease = Some(Duration::from_secs(30));
         traffic(&mut model, 500, vec![event("l", 52, Action::Renewed { lease })]);
         for ms in [1_000, 7_000] {
             lasting(&mut model, 1, ms);
@@ -157,7 +209,7 @@ mod tests {
         }
         let mut certainty = |deployment| view(&mut model, deployment).problems[0].certainty;
         assert_eq!([certainty("a"), certainty("b")], [Certainty::Certain, Certainty::Suspected]);
-        assert_eq!(counted(&model), [1]);
+        assert_eq!(counted(&model, ProblemKind::Leaked), [1]);
     }
 
     fn view(model: &mut Model, deployment: &str) -> Arc<LockView> {

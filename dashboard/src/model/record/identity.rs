@@ -1,6 +1,8 @@
 //! The identities of a lock's holders and waiters, from agents and the list of clients.
 
-use redisson::{ClientId, HolderId};
+use std::time::Duration;
+
+use redisson::{ClientId, HolderId, millis};
 
 use super::{Hold, Record};
 use crate::clock::{SteadyMillis, Time};
@@ -8,6 +10,10 @@ use crate::model::clients::Clients;
 use crate::model::problem::Gone;
 use crate::model::types::{HolderIdentity, Source, TrackedHolder};
 use crate::model::waiting::is_granted;
+
+/// The longest time for which one renewal shows that a holder is alive although its client is gone: it may have been another
+/// reader's, or a step of the clock of Redis. A watchdog renews again within half the lease.
+const BELIEVED: Duration = Duration::from_secs(300);
 
 impl Record {
     /// Updates whether the holder and the queued waiters are gone. The holder of a renewed lock is alive, regardless of
@@ -41,7 +47,11 @@ impl Record {
             let gone = clients.gone(&hold.id.client).or_else(|| denied(&hold.id));
             Some((hold.id, gone.filter(|gone| !acquired_since(hold, gone))?))
         });
-        let rose_since = |gone: &Gone| self.rose.is_some_and(|rose| rose >= gone.since);
+        let believed = self.lease.lease().map_or(BELIEVED, |lease| BELIEVED.min(lease / 2));
+        let rose = self.rose.zip(self.stamp);
+        let rose =
+            rose.filter(|(rose, last)| last.steady().millis_since(*rose) <= millis(believed));
+        let rose_since = |gone: &Gone| rose.is_some_and(|(rose, _)| rose >= gone.since);
         let gone = gone.filter(|(_, gone)| !self.lease.renewed() && !rose_since(gone));
         let before = self.cold.as_ref().and_then(|cold| cold.gone.as_ref());
         if before == gone.as_ref() {

@@ -343,6 +343,12 @@ impl Record {
         view.map_or(0, |view| view.times)
     }
 
+    /// Returns its newest hold that expired.
+    #[must_use]
+    pub fn expired(&self) -> Option<&Expired> {
+        self.cold.as_ref()?.expired.as_ref()
+    }
+
     /// Returns whether it has waiters known by name.
     #[must_use]
     pub fn has_named_waiters(&self) -> bool {

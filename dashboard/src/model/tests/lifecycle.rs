@@ -236,8 +236,6 @@ fn a_stuck_lock_stays_stuck_when_it_is_renewed_early_or_a_clock_is_set() {
         (holder(1), &[30_000, 30_000, 30_000], false),
         (granted, &[30_000, 30_000, 30_000], true),
         (holder(1), &[24_000], true),
-        // A fixed lease after the renewals.
-        (granted, &[3_600_000], false),
     ] {
         let mut model = model();
         let mut read_left = |ms, left| {
@@ -260,6 +258,32 @@ fn a_stuck_lock_stays_stuck_when_it_is_renewed_early_or_a_clock_is_set() {
         assert_eq!(is_stuck, goes_on, "{by} {set_to:?}");
         assert_eq!(words(&view).contains(&"cleared"), !goes_on, "{by} {set_to:?}");
     }
+}
+
+/// A fixed lease runs on where a watchdog would have renewed it; after a step of the clock of Redis the watchdog does.
+#[test]
+fn a_stuck_lock_is_stuck_until_a_longer_lease_has_outlasted_the_renewals() {
+    let granted = HolderId::new(ClientId::from_random([1; 16]), 1_700_000_000 << 30);
+    let stuck_until = |left: &dyn Fn(u64) -> u64| {
+        let mut model = model();
+        let mut read_left = |ms, left| {
+            let holders = vec![Holder { id: granted, count: 1 }];
+            let hash = LockHash { holders, ..LockHash::default() };
+            let (ttl, companions) = (Some(Duration::from_millis(left)), Companions::default());
+            read(&mut model, "a", ms, Reading::Lock { hash, ttl, companions });
+            let view = shown(&mut model, "a").unwrap();
+            view.problems.iter().any(|it| it.problem == ProblemKind::Stuck)
+        };
+        for ms in (0..=310_000).step_by(5_000) {
+            read_left(ms, 30_000 - ms % 10_000);
+        }
+        (1_000..60_000).step_by(3_000).find(|ms| !read_left(310_000 + ms, left(*ms)))
+    };
+    for set_back in [5_000, 12_000, 60_000] {
+        let left = |ms| if ms < 10_000 { 30_000 + set_back - ms } else { 30_000 - ms % 10_000 };
+        assert_eq!(stuck_until(&left), None, "{set_back}");
+    }
+    assert_eq!(stuck_until(&|ms| 3_600_000 - ms), Some(34_000));
 }
 
 #[test]

@@ -202,6 +202,21 @@ fn a_reader_that_enters_next_to_a_dead_one_does_not_end_the_leak() {
 }
 
 #[test]
+fn one_renewal_delays_the_leak_of_a_gone_client() {
+    let mut model = with_gone_client();
+    let leaked = [(ProblemKind::Leaked, SUSPECTED)];
+    let mut read_at = |ms: u64, ttl: u64| {
+        read(&mut model, "a", ms, held(1, 1, Some(ttl - ms)));
+        problems(&shown(&mut model, "a").unwrap())
+    };
+    assert_eq!(read_at(50_000, 3_600_000), leaked);
+    // Another reader renews it, or the clock is set.
+    assert_eq!(read_at(51_000, 3_605_000), []);
+    assert_eq!(read_at(351_000, 3_605_000), []);
+    assert_eq!(read_at(352_000, 3_605_000), leaked);
+}
+
+#[test]
 fn a_gone_client_is_dead_in_a_queue_that_is_read_later() {
     let mut model = with_gone_client();
     let mut companions = queued(&[(52, 9_000_000)]);
