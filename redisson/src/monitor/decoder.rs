@@ -165,7 +165,7 @@ impl Decoder {
         self.traced.close(&[]);
         self.partial.clear();
         self.skipping = false;
-        self.known.forget_ends();
+        self.known.forget_states();
     }
 
     /// Decodes one line, without its leading `+` and line ending.

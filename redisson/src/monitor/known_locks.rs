@@ -53,10 +53,9 @@ impl KnownLocks {
         known.filter(|known| known.db == db)
     }
 
-    /// Forgets the ends of leases, since renewals may have been missed.
-    pub(super) fn forget_ends(&mut self) {
-        let known = self.young.values_mut().chain(self.old.values_mut());
-        known.flatten().for_each(|known| known.ends = None);
+    /// Forgets the states but not the names, since changes may have been missed.
+    pub(super) fn forget_states(&mut self) {
+        self.young.values_mut().chain(self.old.values_mut()).for_each(|known| *known = None);
     }
 }
 

@@ -225,6 +225,15 @@ fn the_release_of_a_fair_hold_by_an_agent_follows_from_its_lease() {
     take(&mut stream, 0, H);
     stream.decoder.reset(ServerRole::Master);
     assert_eq!(release(&mut stream, true), ["released? a fair H"], "renewals may be unseen");
+    take(&mut stream, 0, OTHER);
+    assert_eq!(release(&mut stream, false), ["release_found_nothing? a fair H"]);
+    take(&mut stream, 0, OTHER);
+    stream.decoder.reset(ServerRole::Master);
+    assert_eq!(
+        release(&mut stream, false),
+        ["released? a fair H"],
+        "it may have been acquired unseen"
+    );
     take(&mut stream, 0, H);
     take(&mut stream, 1, OTHER);
     assert_eq!(release(&mut stream, false), ["released? a fair H"], "another database");
