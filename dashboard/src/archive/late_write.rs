@@ -40,16 +40,16 @@ pub(super) async fn outcome<T>(
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
+    use tokio::sync::{mpsc, oneshot};
 
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn a_write_that_hangs_is_reported_until_it_ends() {
         let (end, ended) = oneshot::channel();
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (tell, mut told) = mpsc::channel(8);
         let waiting = tokio::spawn(async move {
-            let mut report = |trouble: Option<String>| drop(tell.send(trouble));
+            let mut report = |trouble: Option<String>| drop(tell.try_send(trouble));
             outcome(tokio::spawn(ended), &mut report).await
         });
         for seconds in [10, 11] {
