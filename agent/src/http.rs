@@ -11,7 +11,7 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
 use prometheus::{PullingGauge, Registry};
-use redisson::Moment;
+use redisson::{LockName, Moment};
 use serde::Deserialize;
 use serde_json::json;
 use service_kit::clock::boot_micros;
@@ -198,6 +198,13 @@ async fn list<Row: serde::Serialize>(
         Ok(Query(query)) => query,
         Err(rejection) => return error_response(StatusCode::BAD_REQUEST, &rejection.body_text()),
     };
+    // As for LOCKS: the core compares the pattern with every name.
+    let length = query.pattern.as_ref().map_or(0, String::len);
+    if length > LockName::MAX {
+        let why =
+            format!("match has {length} bytes, and the limit is {}: shorten it", LockName::MAX);
+        return error_response(StatusCode::BAD_REQUEST, &why);
+    }
     let count = query.count.unwrap_or(100);
     if !(1..=MAX_COUNT).contains(&count) {
         let why = format!("count must be from 1 to {MAX_COUNT}");
@@ -380,7 +387,8 @@ mod tests {
         assert_eq!(answering.join().unwrap(), request);
         assert!(response.starts_with("HTTP/1.1 200"), "{response}");
         assert!(response.contains("\"next\":\"9\"") && response.contains("\"state\":\"waiting\""));
-        for bad in ["count=0", "count=1001", "cursor=x", "page=2"] {
+        let long = format!("match={}", "a".repeat(LockName::MAX + 1));
+        for bad in ["count=0", "count=1001", "cursor=x", "page=2", &long] {
             let response = server.get(&format!("/api/v1/locks?{bad}"));
             assert!(response.starts_with("HTTP/1.1 400"), "{bad}: {response}");
         }

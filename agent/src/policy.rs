@@ -54,13 +54,10 @@ struct File {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Allow {
-    #[serde(default)]
-    uid: Vec<u32>,
-    #[serde(default)]
-    gid: Vec<u32>,
+    uid: Option<Vec<u32>>,
+    gid: Option<Vec<u32>>,
     names: Vec<String>,
-    #[serde(default)]
-    kinds: Vec<String>,
+    kinds: Option<Vec<String>>,
     max_locks: Option<usize>,
     max_wait: Option<HumanDuration>,
 }
@@ -166,11 +163,12 @@ impl Rule {
         if allow.names.is_empty() {
             return Err("names: expected at least one, such as \"orders:*\"".to_owned());
         }
+        let kinds = limited("kinds", "kind", allow.kinds)?;
         Ok(Self {
-            uids: allow.uid,
-            gids: allow.gid,
+            uids: limited("uid", "user", allow.uid)?,
+            gids: limited("gid", "group", allow.gid)?,
             names: allow.names,
-            kinds: allow.kinds.iter().map(kind).collect::<Result<_, _>>()?,
+            kinds: kinds.iter().map(kind).collect::<Result<_, _>>()?,
             max_locks: allow.max_locks,
             max_wait: allow.max_wait.map(Duration::from),
         })
@@ -183,6 +181,17 @@ impl Rule {
         let named = |glob: &String| group::glob_matches(glob.as_bytes(), name.as_bytes());
         (everyone || self.uids.contains(&peer.uid) || self.gids.contains(&peer.gid))
             && self.names.iter().any(named)
+    }
+}
+
+/// Returns a list that limits a rule, or an empty one if it is left out.
+fn limited<T>(key: &str, what: &str, list: Option<Vec<T>>) -> Result<Vec<T>, String> {
+    match list {
+        // A template may have written it for a group without members, which is not everyone.
+        Some(list) if list.is_empty() => {
+            Err(format!("{key}: expected at least one; leave it out to allow every {what}"))
+        }
+        list => Ok(list.unwrap_or_default()),
     }
 }
 
@@ -265,6 +274,9 @@ mod tests {
         for (text, words) in [
             ("[[allow]]\nuid = [1]", &["names"][..]),
             ("[[allow]]\nnames = []", &["rule 1", "names", "orders:*"]),
+            ("[[allow]]\nnames = [\"a\"]\nuid = []", &["rule 1", "uid", "every user"]),
+            ("[[allow]]\nnames = [\"a\"]\ngid = []", &["rule 1", "gid", "every group"]),
+            ("[[allow]]\nnames = [\"a\"]\nkinds = []", &["rule 1", "kinds", "every kind"]),
             ("[[allow]]\nnames = [\"a\"]\nuser = [1]", &["user", "line 3"]),
             ("[[allow]]\nnames = [\"a\"]\nuid = [-1]", &["-1", "line 3"]),
             (

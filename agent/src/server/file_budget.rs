@@ -2,8 +2,10 @@
 
 use crate::server::accept::MAX_REJECTED;
 
+/// Descriptors for the HTTP server: 64 connections with requests, and 256 without.
+const HTTP: usize = 64 + 256;
 /// Descriptors reserved for Redis, HTTP, logs, the runtime and rejected connections.
-const RESERVED: usize = 128 + MAX_REJECTED;
+const RESERVED: usize = 128 + HTTP + MAX_REJECTED;
 
 /// The budget of file descriptors for sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +35,7 @@ mod tests {
         assert_eq!(budget(65_536, 20_000), FileBudget { sessions: 20_000, processes: 20_000 });
         assert_eq!(budget(1_024, 100), FileBudget { sessions: 100, processes: 100 });
         let few = budget(1_024, 20_000);
-        assert_eq!(few, FileBudget { sessions: 624, processes: 208 });
+        assert_eq!(few, FileBudget { sessions: 384, processes: 128 });
         assert_eq!(few.sessions + few.processes + RESERVED, 1_024);
         assert_eq!(budget(10, 20_000), FileBudget { sessions: 1, processes: 0 });
     }

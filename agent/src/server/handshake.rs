@@ -12,6 +12,8 @@ use crate::types::Status;
 const REDIS_VERSION: &str = "7.2.0";
 /// The longest client name in bytes.
 const MAX_CLIENT_NAME: usize = 128;
+/// The longest text in bytes that PING and ECHO return. It may wait in the core for the replies to earlier commands.
+const MAX_ECHO: usize = 4_096;
 
 /// The identity of a connection, for HELLO and CLIENT.
 #[derive(Debug, Clone, Copy)]
@@ -105,7 +107,12 @@ fn ok() -> Frame {
 }
 
 fn echo(args: Args<'_>) -> Frame {
-    Frame::bytes(args.get(1).unwrap_or_default())
+    match args.get(1).unwrap_or_default() {
+        text if text.len() > MAX_ECHO => {
+            error(format!("LIMIT PING and ECHO take {MAX_ECHO} bytes at most, not {}", text.len()))
+        }
+        text => Frame::bytes(text),
+    }
 }
 
 fn number(word: &[u8]) -> Option<u64> {

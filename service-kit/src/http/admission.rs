@@ -31,7 +31,17 @@ pub(super) struct Admission {
 #[derive(Debug, Default)]
 struct Waiting {
     next_id: u64,
-    tickets: VecDeque<(u64, IpAddr, CancellationToken, Instant)>,
+    tickets: VecDeque<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    peer: IpAddr,
+    evicted: CancellationToken,
+    since: Instant,
+    /// Its request waits for the connections with requests.
+    asks: bool,
 }
 
 /// A connection that has not sent a request yet.
@@ -56,27 +66,27 @@ impl Admission {
     }
 
     /// Admits a new connection. The oldest one that has sent nothing gives way beyond a limit: of the same address, or of
-    /// all.
+    /// all. If all have sent a request that waits, the oldest of them gives way beyond the limit of all.
     pub(super) fn enter(self: &Arc<Self>, peer: IpAddr) -> Ticket {
         let (peer, evicted) = (peer.to_canonical(), CancellationToken::new());
         let mut waiting = self.waiting.lock();
-        let is_late = |(_, _, token, since): &(u64, IpAddr, CancellationToken, Instant)| {
-            !token.is_cancelled() && since.elapsed() >= PATIENCE
-        };
-        let of_peer = waiting.tickets.iter().filter(|ticket| ticket.1 == peer).count();
+        let is_late =
+            |entry: &Entry| !entry.evicted.is_cancelled() && entry.since.elapsed() >= PATIENCE;
+        let of_peer = |entry: &&Entry| entry.peer == peer && !entry.asks;
         let gives_way = if waiting.tickets.len() >= self.most_waiting {
-            Some(0)
-        } else if of_peer >= WAITING_PER_ADDRESS {
-            waiting.tickets.iter().position(|ticket| ticket.1 == peer && is_late(ticket))
+            Some(waiting.tickets.iter().position(|entry| !entry.asks).unwrap_or_default())
+        } else if waiting.tickets.iter().filter(of_peer).count() >= WAITING_PER_ADDRESS {
+            waiting.tickets.iter().position(|entry| of_peer(&entry) && is_late(entry))
         } else {
             None
         };
-        if let Some((_, _, token, _)) = gives_way.and_then(|index| waiting.tickets.remove(index)) {
-            token.cancel();
+        if let Some(entry) = gives_way.and_then(|index| waiting.tickets.remove(index)) {
+            entry.evicted.cancel();
         }
         let id = waiting.next_id;
         waiting.next_id += 1;
-        waiting.tickets.push_back((id, peer, evicted.clone(), Instant::now()));
+        let (since, asks) = (Instant::now(), false);
+        waiting.tickets.push_back(Entry { id, peer, evicted: evicted.clone(), since, asks });
         Ticket { admission: Arc::clone(self), id, evicted }
     }
 }
@@ -97,6 +107,7 @@ impl Ticket {
         let seat = match Arc::clone(active).try_acquire_owned() {
             Ok(permit) => Seat { _permit: permit, was_crowded: false },
             Err(_) => {
+                self.note_request();
                 self.admission.crowded.notify_waiters();
                 let permit = timeout(limit, Arc::clone(active).acquire_owned()).await.ok()?.ok()?;
                 Seat { _permit: permit, was_crowded: true }
@@ -111,8 +122,13 @@ impl Ticket {
         Arc::clone(&self.admission.crowded).notified_owned()
     }
 
+    fn note_request(&self) {
+        let mut waiting = self.admission.waiting.lock();
+        waiting.tickets.iter_mut().filter(|entry| entry.id == self.id).for_each(|e| e.asks = true);
+    }
+
     fn leave(&self) {
-        self.admission.waiting.lock().tickets.retain(|(id, ..)| *id != self.id);
+        self.admission.waiting.lock().tickets.retain(|entry| entry.id != self.id);
     }
 }
 

@@ -223,15 +223,45 @@ async fn probes_are_answered_while_one_address_takes_every_connection() {
         assert_eq!(answer.as_deref().map(status), Ok("200"), "{path}");
     }
     // The oldest connection without a request gives way to a new one before its head is overdue.
+    one_gives_way(&site, taken.split_off(2)).await;
+}
+
+fn is_closed(stream: &TcpStream) -> bool {
+    matches!(stream.try_read(&mut [0]), Ok(0))
+}
+
+/// Opens connections until one of them and `idle` is closed.
+async fn one_gives_way(site: &Site, mut idle: Vec<TcpStream>) {
     let closed = async {
-        let is_closed = |stream: &TcpStream| matches!(stream.try_read(&mut [0]), Ok(0));
-        while !taken[2..].iter().any(is_closed) {
-            taken.push(site.connect().await);
+        while !idle.iter().any(is_closed) {
+            idle.push(site.connect().await);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
     let patience = Duration::from_secs(30);
     tokio::time::timeout(patience, closed).await.expect("a connection gives way");
+}
+
+#[tokio::test]
+async fn requests_that_wait_do_not_give_way_to_new_connections() {
+    let limits =
+        Limits { connections: 1, head_timeout: Duration::from_secs(600), ..Limits::default() };
+    let router = Router::new().route("/endless", get(endless)).route("/", get(|| async { "in" }));
+    let site = Site::start(router, limits).await;
+    let mut first = site.connect().await;
+    begin(&mut first, "/endless").await;
+    let mut waiting = Vec::new();
+    for _ in 0..20 {
+        let mut stream = site.connect().await;
+        let head = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream.write_all(head).await.unwrap();
+        waiting.push(stream);
+    }
+    one_gives_way(&site, Vec::new()).await;
+    drop(first);
+    for stream in waiting {
+        assert_eq!(status(&rest_of(stream).await), "200");
+    }
 }
 
 #[tokio::test]

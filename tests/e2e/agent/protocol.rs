@@ -190,7 +190,7 @@ async fn a_client_that_never_reads_is_throttled() -> Result<()> {
     let bench = Bench::new().await?;
     let mut holder = bench.session().await?;
     lock(&mut holder, "LOCK a").await?;
-    let flood = encode(&["ECHO", &"x".repeat(60_000)]).repeat(16);
+    let flood = encode(&["ECHO", &"x".repeat(4_000)]).repeat(240);
     let mut stuck = 0;
     let mut floods = Vec::new();
     while stuck < 8 {

@@ -21,6 +21,22 @@ pub enum Frame {
 }
 
 impl Frame {
+    /// Returns the number of bytes of its texts that are allocated for it.
+    #[must_use]
+    pub fn allocated(&self) -> usize {
+        match self {
+            Self::Error(text) => text.len(),
+            Self::Bulk(Cow::Owned(text)) => text.len(),
+            Self::Array(items) => items.iter().map(Self::allocated).sum(),
+            Self::Map(pairs) => pairs.iter().map(|(_, value)| value.allocated()).sum(),
+            Self::Simple(_)
+            | Self::Int(_)
+            | Self::Bulk(Cow::Borrowed(_))
+            | Self::Null
+            | Self::NullValue => 0,
+        }
+    }
+
     /// Returns a bulk string of static text.
     #[must_use]
     pub fn word(text: &'static str) -> Self {

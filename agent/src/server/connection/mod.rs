@@ -47,6 +47,8 @@ use write_buffer::WriteBuffer;
 const COMMANDS_PER_TURN: usize = 32;
 /// The time after which a listing for which there was no memory is tried again.
 const MEMORY_RETRY: Duration = Duration::from_millis(10);
+/// The time after which a connection whose commands have no room is read again, if others have made room.
+const ROOM_RETRY: Duration = Duration::from_millis(100);
 /// An idle connection keeps memory for this number of unanswered commands.
 const KEPT_UNANSWERED: usize = 4;
 /// The time for the last replies of a connection at shutdown, a part of the second that the agent gives all connections.
@@ -245,8 +247,8 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 tracing::debug!(session = self.id.0, %malformed, "closing connection after a malformed request");
                 self.input_ended = true;
                 self.input.clear();
-                self.reply(Outgoing::Reply(Frame::Error(format!("ERR {malformed}"))), 0)?;
-                self.reply(Outgoing::Close, 0)?;
+                self.reply(Outgoing::Reply(Frame::Error(format!("ERR {malformed}"))))?;
+                self.reply(Outgoing::Close)?;
                 return Ok(true);
             }
         };
@@ -267,12 +269,12 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 let resp3 = self.client.protocol == Protocol::Resp3;
                 self.notify_core(Input::Resp3(self.id, resp3))?;
             }
-            self.reply(reply.frame, consumed)?;
+            self.reply(reply.frame)?;
             if reply.close {
                 self.notify_core(Input::Quit(self.id))?;
                 self.input_ended = true;
                 self.input.clear();
-                self.reply(Outgoing::Close, 0)?;
+                self.reply(Outgoing::Close)?;
             }
             return Ok(true);
         }
@@ -285,7 +287,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 }
                 self.send(command, consumed)?;
             }
-            Err(refusal) => self.reply(Outgoing::Reply(refusal), consumed)?,
+            Err(refusal) => self.reply(Outgoing::Reply(refusal))?,
         }
         Ok(true)
     }
@@ -312,12 +314,13 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         self.notify_core(Input::Watched(self.id, watch))
     }
 
-    /// Writes a reply directly if no earlier command is unanswered; otherwise queues it behind them in the core. `bytes`: those of
-    /// its command.
-    fn reply(&mut self, reply: Outgoing, bytes: usize) -> Result<(), Closed> {
+    /// Writes a reply directly if no earlier command is unanswered; otherwise queues it behind them in the core.
+    fn reply(&mut self, reply: Outgoing) -> Result<(), Closed> {
+        let mut bytes = 0;
         if let Outgoing::Reply(frame) | Outgoing::Switch(_, frame) = &reply {
             let failed = matches!(frame, Frame::Error(_));
             self.shared.metrics.commands.answered(Command::OTHER, failed, Duration::ZERO);
+            bytes = frame.allocated();
         }
         if self.sent > self.answered {
             self.count_command(bytes);
@@ -344,7 +347,8 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         self.notify_core(Input::Command(self.id, command))
     }
 
-    /// Counts a command that the core will answer, or whose answer by this connection passes through the core.
+    /// Counts a command that the core will answer, or whose answer by this connection passes through the core. `bytes`: those
+    /// that the core keeps for it.
     fn count_command(&mut self, bytes: usize) {
         self.sent += 1;
         let bytes = u32::try_from(bytes + size_of::<Command>()).unwrap_or(u32::MAX);
@@ -416,7 +420,10 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         self.share.set_input(self.input.unread().len(), reading);
         let collecting = !self.output_ended && !self.output.is_full();
         let lacks_memory = self.held_listing.is_some() && self.listing <= self.answered;
-        let mut retry = lacks_memory.then(|| Box::pin(tokio::time::sleep(MEMORY_RETRY)));
+        // Other connections may make room for its commands, and nothing else wakes it then.
+        let lacks_room = !reading && self.share.is_exhausted();
+        let pause = if lacks_memory { MEMORY_RETRY } else { ROOM_RETRY };
+        let mut retry = (lacks_memory || lacks_room).then(|| Box::pin(tokio::time::sleep(pause)));
         let wakeup = poll_fn(|cx| {
             if let Poll::Ready(reason) = self.disconnect.as_mut().poll(cx) {
                 return Poll::Ready(Wakeup::Disconnected(reason));
