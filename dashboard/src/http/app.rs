@@ -217,6 +217,28 @@ impl App {
         Ok(LockId { deployment, db, name })
     }
 
+    /// Returns the lock of a page. Without a database it is that of the only lock of this name.
+    ///
+    /// # Errors
+    /// As those of [`Self::lock_id`].
+    pub fn shown_lock(&self, params: &LockParams) -> Result<LockId, ApiError> {
+        let found = self.lock_id(params);
+        if found.is_ok() || params.db.as_ref().is_some_and(|db| !db.is_empty()) {
+            return found;
+        }
+        let snapshot = self.hub.snapshot();
+        let in_db = |scope: &(Arc<str>, u32)| {
+            let db = Some(scope.1.to_string());
+            let id = self.lock_id(&LockParams { db, ..params.clone() }).ok()?;
+            (id.deployment == scope.0 && snapshot.get(&id).is_some()).then_some(id)
+        };
+        let mut known = self.model.scopes().iter().filter_map(in_db);
+        match (known.next(), known.next()) {
+            (Some(id), None) => Ok(id),
+            _ => found,
+        }
+    }
+
     /// Returns what is known about a lock. The lock is read again unless it was read within the last second.
     pub async fn subject(&self, id: &LockId) -> Subject {
         let now = SteadyMillis::now();

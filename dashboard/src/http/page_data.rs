@@ -90,7 +90,7 @@ impl App {
         params: &LockParams,
         subject: Option<Subject>,
     ) -> Result<LockPage, ApiError> {
-        let (id, now) = (self.lock_id(params)?, SteadyMillis::now());
+        let (id, now) = (self.shown_lock(params)?, SteadyMillis::now());
         let at = non_blank(params.at.as_deref()).map(|at| instant("at", at, now)).transpose()?;
         // Nothing is known of the future.
         let at = at.map(|at| at.min(now));

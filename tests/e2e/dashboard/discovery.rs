@@ -177,6 +177,19 @@ async fn finds_locks_of_several_deployments_and_databases() -> Result<()> {
     .await;
     let one = dashboard.json("/api/v1/lock?deployment=us&db=3&name=a").await?;
     assert_eq!((&one["deployment"], &one["db"]), (&"us".into(), &3.into()));
+    // The links of Grafana have no database.
+    let status = async || {
+        let page = http::get(dashboard.port(), "/lock?deployment=us&name=a").await?;
+        anyhow::Ok((page.status, page.body.contains("db=3")))
+    };
+    assert_eq!(status().await?, (200, true));
+    assert!(Foreign::connect(&second).await?.lock("a").await?);
+    eventually("a page that needs the database", async || {
+        let status = status().await?;
+        ensure!(status.0 == 400, "{status:?}");
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 

@@ -131,6 +131,29 @@ fn panels_have_descriptions() -> Result<()> {
     Ok(())
 }
 
+/// Other programs have metrics of these names too, and `All` must not mean them.
+#[test]
+fn panels_of_processes_are_limited_to_the_scrape_jobs_of_the_programs() -> Result<()> {
+    let mut found = 0;
+    for name in BOARDS {
+        let board = board(name)?;
+        let is_limited = board["templating"]["list"].as_array().into_iter().flatten().any(|it| {
+            it["name"] == "job" && it["includeAll"] == true && it.get("allValue").is_none()
+        });
+        for panel in panels(&board) {
+            for target in panel["targets"].as_array().into_iter().flatten() {
+                let query = target["expr"].as_str().unwrap_or_default();
+                if query.contains("process_") || query.contains("tokio_") {
+                    ensure!(is_limited && query.contains("job=~\"$job\""), "{name}: {query}");
+                    found += 1;
+                }
+            }
+        }
+    }
+    ensure!(found > 3, "{found} queries");
+    Ok(())
+}
+
 /// A board, one of its panels, and the labels and the value of the only sample that it shows, if any.
 type Shown<'a> = (&'a str, &'a str, Option<(&'a str, f64)>);
 

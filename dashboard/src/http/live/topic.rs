@@ -59,7 +59,7 @@ impl Topic {
             "/" => Self::Locks(list(&uri)?),
             "/lock" => {
                 let params = of_address(&uri)?;
-                let id = app.lock_id(&params)?;
+                let id = app.shown_lock(&params)?;
                 Self::Lock(params, id, LastReading::default())
             }
             "/owners" => Self::Owners(list(&uri)?),
