@@ -194,7 +194,7 @@ func (s *session) onPush(event push) {
 	if g != nil {
 		g.apply(event)
 	}
-	if event[0] == "lock-jeopardy" || event[0] == "lock-safe" { // The deadline has changed, to an earlier one perhaps.
+	if event[0] == "lock-jeopardy" || event[0] == "lock-safe" { // The deadline may have changed, even to an earlier one.
 		go s.tend()
 	}
 }

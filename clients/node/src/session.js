@@ -502,7 +502,7 @@ export class Session {
     const grant = this.#grants.get(place);
     if (grant === undefined || grant.lost !== null) this.#unclaimed.set(place, event);
     grant?.apply(event);
-    // The deadline has changed, to an earlier one perhaps.
+    // The deadline may have changed, even to an earlier one.
     if (word === "lock-jeopardy" || word === "lock-safe") this.#tend();
   }
 

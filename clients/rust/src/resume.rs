@@ -213,7 +213,7 @@ impl Session {
         if let Some(grant) = grant {
             grant.apply(push);
         }
-        // The deadline has changed, to an earlier one perhaps.
+        // The deadline may have changed, even to an earlier one.
         if matches!(event.bytes(), b"lock-jeopardy" | b"lock-safe") {
             let session = self.clone();
             tokio::spawn(async move { session.tend().await });

@@ -9,6 +9,7 @@ use std::time::Duration;
 use redisson::{LockName, millis};
 
 use super::Model;
+use super::record::Record;
 use crate::model::problem::Expired;
 use crate::model::types::{Group, ProblemKind, RedView, ScopeId};
 
@@ -73,22 +74,27 @@ impl Model {
         let mut others = others.filter_map(record);
         match problem {
             ProblemKind::RenewalOverdue => false,
-            ProblemKind::Expired => {
-                others.any(|other| is_same_loss(other.expired(), shown.expired()))
-            }
+            ProblemKind::Expired => others.any(|other| is_same_loss(shown, other)),
             _ => others.any(|other| other.times(problem) >= shown.times(problem)),
         }
     }
 }
 
-/// Returns whether two servers have lost the same hold. Threads of Redisson may lose a lock more than once.
-fn is_same_loss(one: Option<&Expired>, other: Option<&Expired>) -> bool {
-    let (Some(one), Some(other)) = (one, other) else { return false };
+/// Returns whether the newest loss of another server is that of this one too, and not that of the hold that this one lost
+/// before: threads of Redisson may lose a lock more than once.
+fn is_same_loss(record: &Record, other: &Record) -> bool {
+    let Some(((newest, before), (other, _))) = record.expired().zip(other.expired()) else {
+        return false;
+    };
     let thread = |expired: &Expired| Some(expired.holder.as_ref()?.id()?.thread);
-    let same_holder = thread(one).zip(thread(other)).is_none_or(|(one, other)| one == other);
-    let (one, other) = (one.at.steady(), other.at.steady());
-    let apart = one.millis_since(other).max(other.millis_since(one));
-    same_holder && apart <= millis(ONE_LOSS)
+    let same_holder = thread(newest).zip(thread(other)).is_none_or(|(one, other)| one == other);
+    let from_other = |expired: &Expired| {
+        let (one, other) = (expired.at.steady(), other.at.steady());
+        one.millis_since(other).max(other.millis_since(one))
+    };
+    let apart = from_other(newest);
+    let nearest = before.is_none_or(|before| apart < from_other(before));
+    same_holder && nearest && apart <= millis(ONE_LOSS)
 }
 
 #[cfg(test)]
@@ -185,6 +191,9 @@ mod tests {
         assert_eq!(counted(&model, ProblemKind::Expired), [1, 0, 0]);
         lose(&mut model, &[0, 1, 2], 1_800_000, 54);
         assert_eq!(counted(&model, ProblemKind::Expired), [1, 0, 0, 0]);
+        // Nor is the next loss within a minute.
+        lose(&mut model, &[0, 1, 2], 1_858_000, 54);
+        assert_eq!(counted(&model, ProblemKind::Expired), [1, 0, 0, 0, 0]);
     }
 
     #[test]

@@ -12,12 +12,9 @@ use crate::clients::relay::Relay;
 
 /// Waits until the deadline alone has ended the hold, before the command that sets a new lease is answered.
 async fn ends_before_the_answer(stage: &mut Stage, extending: Sent) -> Result<()> {
-    eventually("the hold to end", async || {
-        let check = stage.driver.call_in("second", "check a").await?;
-        ensure!(check["error"] == "lost", "{check}");
-        Ok(())
-    })
-    .await;
+    stage.driver.event("lost", "a").await?;
+    let check = stage.driver.call_in("second", "check a").await?;
+    ensure!(check["error"] == "lost", "{check}");
     ensure!(!stage.driver.has_answered(extending), "it relied on the earlier lease until then");
     stage.agent.process().thaw()?;
     let answer = stage.driver.answer(extending).await?;

@@ -50,6 +50,7 @@ impl Core {
             self.leases.add_read_lease(writer, hold.longest);
         }
         let Hold { name, kind, valid_until, lease, longest, read_lease, forced_claim, .. } = hold;
+        let longest = read_lease.map_or(longest, |read| longest.max(read));
         let ending = Ending {
             name,
             kind,
@@ -57,7 +58,7 @@ impl Core {
             end,
             reply_to: None,
             valid_until,
-            longest: read_lease.map_or(longest, |read| longest.max(read)),
+            longest,
             shortened: lease < longest,
             nodes,
             trace_parent,

@@ -344,6 +344,23 @@ fn a_write_hold_is_removed_after_a_long_outage_if_its_owner_has_read() {
 }
 
 #[test]
+fn a_write_hold_that_expired_before_a_failover_is_removed_again_if_its_owner_has_read() {
+    let mut world = World::new();
+    let id = world.open();
+    let write = LockRequest { kind: Kind::Write, ..read_for(LEASE * 2) };
+    world.command(id, Command::Lock(write));
+    world.command(id, Command::Lock(read_for(HOUR)));
+    world.command(id, unlock(Kind::Read));
+    let before = world.redis["x"].clone();
+    world.pass(LEASE * 3);
+    assert!(world.holders("x").is_empty(), "{:?}", world.holders("x"));
+    world.redis.insert("x".to_owned(), before);
+    world.core.verify(world.now, Node::Main);
+    world.work();
+    assert!(world.holders("x").is_empty());
+}
+
+#[test]
 fn a_write_hold_that_ended_before_a_failover_is_removed_again_if_its_owner_has_read() {
     let mut world = World::new();
     let id = world.open();

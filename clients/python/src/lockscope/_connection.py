@@ -250,9 +250,8 @@ class Connection(asyncio.Protocol):
         # That of uvloop is another one. Its number stays in use, so that uvloop can close it.
         own = self._transport.get_extra_info("socket")
         if own is not None and own.fileno() >= 0:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, own.fileno(), inheritable=False)
-            os.close(nothing)
+            with socket.socket(socket.AF_UNIX) as nothing:
+                os.dup2(nothing.fileno(), own.fileno(), inheritable=False)
 
 
 async def one_call(path: str, *words: Word) -> Any:

@@ -259,6 +259,7 @@ class Session:
             sent, before = boot(), grant.deadline
             grant.latest = sent + (lease or grant.watched)
             grant.deadline = min(before, grant.latest)
+            self._arm()
             try:
                 valid = await self._call("EXTEND", grant.name, ms(lease or 0), "KIND", grant.kind, "IN", self._id or "")
             except Disconnected as error:
@@ -422,10 +423,10 @@ class Session:
             raise
 
     def _withdrawn(self, withdrawal: "asyncio.Task[None]") -> None:
-        if withdrawal.cancelled():  # Its event loop will probably be closed, and nothing else would end the wait.
+        if withdrawal.cancelled() and self._connection is not None:
+            # Its event loop will probably be closed, and nothing else would end the wait.
             self._end("the withdrawal of its owner's wait was cancelled")
-            if self._connection is not None:
-                self._connection.quit_at_once()
+            self._connection.quit_at_once()
         self._mutex.release()
         self._check_idle()
 
@@ -548,7 +549,7 @@ class Session:
             self._unclaimed[name, kind] = push
         if grant is not None:
             grant.apply(push)
-        if event in ("lock-jeopardy", "lock-safe"):  # The deadline has changed, to an earlier one perhaps.
+        if event in ("lock-jeopardy", "lock-safe"):  # The deadline may have changed, even to an earlier one.
             self._spawn(self._tend())
 
     def _on_close(self, connection: Connection) -> None:
@@ -638,7 +639,7 @@ class Session:
         self._arm()
 
     async def _read_deadlines(self) -> None:
-        if self._mutex.locked():  # The owner waits for another lock, and replies keep their order.
+        if self._mutex.locked() or self._mutex.queued:  # The owner waits for another lock, and replies keep their order.
             await self._refresh_from_outside()
             return
         async with self._mutex:

@@ -343,10 +343,11 @@ impl Record {
         view.map_or(0, |view| view.times)
     }
 
-    /// Returns its newest hold that expired.
+    /// Returns its newest hold that expired, and the one before.
     #[must_use]
-    pub fn expired(&self) -> Option<&Expired> {
-        self.cold.as_ref()?.expired.as_ref()
+    pub fn expired(&self) -> Option<(&Expired, Option<&Expired>)> {
+        let cold = self.cold.as_ref()?;
+        Some((cold.expired.as_ref()?, cold.expired_before.as_deref()))
     }
 
     /// Returns whether it has waiters known by name.

@@ -523,7 +523,7 @@ final class Session {
             }
             grants.apply(event);
             var word = Fields.text(event.get(0));
-            // The deadline has changed, to an earlier one perhaps.
+            // The deadline may have changed, even to an earlier one.
             if (word.equals("lock-jeopardy") || word.equals("lock-safe")) {
                 engine.run(renewals::tend);
             }
