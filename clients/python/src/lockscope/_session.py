@@ -418,9 +418,6 @@ class Session:
                 await self._settle(grant)
         except (OSError, Disconnected, ErrorReply, LockscopeError):
             self._doubt(connection)
-        except GeneratorExit:  # Its event loop was closed.
-            self.drop()
-            raise
 
     def _withdrawn(self, withdrawal: "asyncio.Task[None]") -> None:
         if withdrawal.cancelled() and self._connection is not None:
