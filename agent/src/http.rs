@@ -26,7 +26,7 @@ use crate::protocol::command::ListRequest;
 use crate::types::Status;
 
 /// The maximum number of concurrent HTTP connections.
-const CONNECTIONS: usize = 64;
+pub(crate) const CONNECTIONS: usize = 64;
 const MAX_COUNT: usize = 1000;
 const CORE_TIMEOUT: Duration = Duration::from_secs(5);
 

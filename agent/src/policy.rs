@@ -163,10 +163,11 @@ impl Rule {
         if allow.names.is_empty() {
             return Err("names: expected at least one, such as \"orders:*\"".to_owned());
         }
-        let kinds = limited("kinds", "kind", allow.kinds)?;
+        let kinds = limited("kinds", "without it the rule allows every kind", allow.kinds)?;
+        let everyone = "without `uid` and `gid` the rule allows everyone";
         Ok(Self {
-            uids: limited("uid", "user", allow.uid)?,
-            gids: limited("gid", "group", allow.gid)?,
+            uids: limited("uid", everyone, allow.uid)?,
+            gids: limited("gid", everyone, allow.gid)?,
             names: allow.names,
             kinds: kinds.iter().map(kind).collect::<Result<_, _>>()?,
             max_locks: allow.max_locks,
@@ -184,12 +185,12 @@ impl Rule {
     }
 }
 
-/// Returns a list that limits a rule, or an empty one if it is left out.
-fn limited<T>(key: &str, what: &str, list: Option<Vec<T>>) -> Result<Vec<T>, String> {
+/// Returns a list that limits a rule, or an empty one if it is left out. `without`: what the rule then allows.
+fn limited<T>(key: &str, without: &str, list: Option<Vec<T>>) -> Result<Vec<T>, String> {
     match list {
         // A template may have written it for a group without members, which is not everyone.
         Some(list) if list.is_empty() => {
-            Err(format!("{key}: expected at least one; leave it out to allow every {what}"))
+            Err(format!("{key}: expected at least one, or leave it out ({without})"))
         }
         list => Ok(list.unwrap_or_default()),
     }
@@ -274,8 +275,9 @@ mod tests {
         for (text, words) in [
             ("[[allow]]\nuid = [1]", &["names"][..]),
             ("[[allow]]\nnames = []", &["rule 1", "names", "orders:*"]),
-            ("[[allow]]\nnames = [\"a\"]\nuid = []", &["rule 1", "uid", "every user"]),
-            ("[[allow]]\nnames = [\"a\"]\ngid = []", &["rule 1", "gid", "every group"]),
+            ("[[allow]]\nnames = [\"a\"]\nuid = []", &["rule 1", "uid", "allows everyone"]),
+            ("[[allow]]\nnames = [\"a\"]\nuid = []\ngid = [1]", &["rule 1", "uid: expected"]),
+            ("[[allow]]\nnames = [\"a\"]\ngid = []", &["rule 1", "gid", "allows everyone"]),
             ("[[allow]]\nnames = [\"a\"]\nkinds = []", &["rule 1", "kinds", "every kind"]),
             ("[[allow]]\nnames = [\"a\"]\nuser = [1]", &["user", "line 3"]),
             ("[[allow]]\nnames = [\"a\"]\nuid = [-1]", &["-1", "line 3"]),

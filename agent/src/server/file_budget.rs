@@ -1,11 +1,12 @@
 //! The limit of open files, and the number of sessions that it allows.
 
+use service_kit::http::most_connections;
+
+use crate::http::CONNECTIONS;
 use crate::server::accept::MAX_REJECTED;
 
-/// Descriptors for the HTTP server: 64 connections with requests, and 256 without.
-const HTTP: usize = 64 + 256;
 /// Descriptors reserved for Redis, HTTP, logs, the runtime and rejected connections.
-const RESERVED: usize = 128 + HTTP + MAX_REJECTED;
+const RESERVED: usize = 128 + most_connections(CONNECTIONS) + MAX_REJECTED;
 
 /// The budget of file descriptors for sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

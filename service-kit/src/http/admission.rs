@@ -1,6 +1,6 @@
 //! Admission of connections: idle ones give way to those that send requests, and probes are answered when all others are taken.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +16,25 @@ const WAITING_PER_ADDRESS: usize = 16;
 /// The time in which a connection of a full address need not give way, so that a burst of quick clients is served.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Returns the maximum number of connections of a server of which `active` may have requests that are answered.
+#[must_use]
+pub const fn most_connections(active: usize) -> usize {
+    active.saturating_add(most_waiting(active))
+}
+
+const fn most_waiting(active: usize) -> usize {
+    let four_times = active.saturating_mul(4);
+    if four_times > 256 { four_times } else { 256 }
+}
+
 /// The connections of one server.
 #[derive(Debug)]
 pub(super) struct Admission {
-    /// Connections that have sent a request.
+    /// Connections whose requests are answered.
     active: Arc<Semaphore>,
     /// Notified when a request has to wait for the others.
     crowded: Arc<Notify>,
-    /// Connections that have not, the oldest first.
+    /// Connections that have sent no request, or one that waits, the oldest first.
     waiting: Mutex<Waiting>,
     most_waiting: usize,
 }
@@ -32,6 +43,18 @@ pub(super) struct Admission {
 struct Waiting {
     next_id: u64,
     tickets: VecDeque<Entry>,
+}
+
+impl Waiting {
+    /// Returns the index of the oldest connection without a request of the address with the most connections, or else of
+    /// its oldest one.
+    fn of_largest_address(&self) -> Option<usize> {
+        let mut counts = HashMap::new();
+        self.tickets.iter().for_each(|entry| *counts.entry(entry.peer).or_insert(0) += 1);
+        let (largest, _) = counts.into_iter().max_by_key(|(_, count): &(_, usize)| *count)?;
+        let idle = self.tickets.iter().position(|entry| entry.peer == largest && !entry.asks);
+        idle.or_else(|| self.tickets.iter().position(|entry| entry.peer == largest))
+    }
 }
 
 #[derive(Debug)]
@@ -44,7 +67,7 @@ struct Entry {
     asks: bool,
 }
 
-/// A connection that has not sent a request yet.
+/// A connection that has sent no request, or one that waits.
 #[derive(Debug)]
 pub(super) struct Ticket {
     admission: Arc<Admission>,
@@ -61,12 +84,12 @@ impl Admission {
             active,
             crowded: Arc::default(),
             waiting: Mutex::default(),
-            most_waiting: connections.saturating_mul(4).max(256),
+            most_waiting: most_waiting(connections),
         })
     }
 
-    /// Admits a new connection. The oldest one that has sent nothing gives way beyond a limit: of the same address, or of
-    /// all. If all have sent a request that waits, the oldest of them gives way beyond the limit of all.
+    /// Admits a new connection. Beyond the limit of its address, the oldest one of that address without a request gives way.
+    /// Beyond the limit of all, one of the address with the most connections does.
     pub(super) fn enter(self: &Arc<Self>, peer: IpAddr) -> Ticket {
         let (peer, evicted) = (peer.to_canonical(), CancellationToken::new());
         let mut waiting = self.waiting.lock();
@@ -74,7 +97,7 @@ impl Admission {
             |entry: &Entry| !entry.evicted.is_cancelled() && entry.since.elapsed() >= PATIENCE;
         let of_peer = |entry: &&Entry| entry.peer == peer && !entry.asks;
         let gives_way = if waiting.tickets.len() >= self.most_waiting {
-            Some(waiting.tickets.iter().position(|entry| !entry.asks).unwrap_or_default())
+            waiting.of_largest_address()
         } else if waiting.tickets.iter().filter(of_peer).count() >= WAITING_PER_ADDRESS {
             waiting.tickets.iter().position(|entry| of_peer(&entry) && is_late(entry))
         } else {
@@ -135,5 +158,22 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_with_the_most_connections_gives_way_when_there_is_no_room() {
+        let admission = Admission::new(1);
+        let [many, few] = ["10.0.0.1", "10.0.0.2"].map(|peer| peer.parse().unwrap());
+        let asking: Vec<Ticket> = (0..256).map(|_| admission.enter(many)).collect();
+        asking.iter().for_each(Ticket::note_request);
+        let probe = admission.enter(few);
+        let _next = admission.enter(many);
+        assert!(!probe.evicted.is_cancelled());
+        assert_eq!(asking.iter().filter(|ticket| ticket.evicted.is_cancelled()).count(), 2);
     }
 }

@@ -20,6 +20,7 @@ use axum::routing::get;
 use prometheus::Registry;
 use tokio::runtime::Handle;
 
+pub use admission::most_connections;
 pub use client::HttpClient;
 pub use host::{AllowedHosts, check_host};
 pub use listen::ListenError;

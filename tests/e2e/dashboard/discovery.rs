@@ -1,6 +1,7 @@
 //! Discovery of locks, no matter which client acquired them.
 
 use anyhow::{Result, ensure};
+use harness::http::EventStream;
 use harness::{Agent, Dashboard, Foreign, RedisServer, eventually, http};
 
 use super::{Bench, find};
@@ -183,6 +184,8 @@ async fn finds_locks_of_several_deployments_and_databases() -> Result<()> {
         anyhow::Ok((page.status, page.body.contains("db=3")))
     };
     assert_eq!(status().await?, (200, true));
+    let path = "/live?path=/lock%3Fdeployment%3Dus%26name%3Da";
+    let mut live = EventStream::open(dashboard.port(), path).await?;
     assert!(Foreign::connect(&second).await?.lock("a").await?);
     eventually("a page that needs the database", async || {
         let status = status().await?;
@@ -190,7 +193,14 @@ async fn finds_locks_of_several_deployments_and_databases() -> Result<()> {
         Ok(())
     })
     .await;
-    Ok(())
+    // A page that was open before stays with its lock.
+    assert!(java.unlock("a").await?);
+    for _ in 0..60 {
+        if live.next().await?.data.contains("word free") {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the page does not show the release");
 }
 
 #[tokio::test]

@@ -58,8 +58,10 @@ impl Topic {
         Ok(match uri.path() {
             "/" => Self::Locks(list(&uri)?),
             "/lock" => {
-                let params = of_address(&uri)?;
+                let params: LockParams = of_address(&uri)?;
                 let id = app.shown_lock(&params)?;
+                // The page stays with this lock, whatever others of its name appear.
+                let params = LockParams { db: Some(id.db.to_string()), ..params };
                 Self::Lock(params, id, LastReading::default())
             }
             "/owners" => Self::Owners(list(&uri)?),

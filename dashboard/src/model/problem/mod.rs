@@ -43,6 +43,8 @@ pub const APART: &str = "braces in its name put its channel and queue into anoth
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {
     pub at: Time,
+    /// The beginning of the hold.
+    pub began: SteadyMillis,
     /// The holder, or `None` if only an earlier run of this program knew it.
     pub holder: Option<HolderField>,
     /// Certain if the holder was seen to return too late.

@@ -194,6 +194,7 @@ fn an_expired_hold_is_reported_for_an_hour_no_matter_who_holds_the_lock_since() 
     let holders = holders();
     let expired = |certainty| Expired {
         at: time(100),
+        began: time(50).steady(),
         holder: Some(id(7).into()),
         certainty,
         source: Source::Poll,

@@ -157,12 +157,12 @@ impl Record {
         }
     }
 
-    /// Records that a hold has expired, or what else is known of its expiry. The hold began at that instant.
-    pub(super) fn expire(&mut self, mut expired: Expired, began: SteadyMillis) {
+    /// Records that a hold has expired, or what else is known of its expiry.
+    pub(super) fn expire(&mut self, mut expired: Expired) {
         let cold = self.cold();
         let now = expired.at.steady();
         if let Some(known) = cold.expired.as_ref().filter(|known| known.is_reported(now)) {
-            let is_same = known.holder == expired.holder && known.at.steady() >= began;
+            let is_same = known.holder == expired.holder && known.at.steady() >= expired.began;
             expired.times = known.times.saturating_add(u32::from(!is_same));
         }
         let at = expired.at;

@@ -380,8 +380,9 @@ impl Record {
         let (holder, lease) = (self.field_of(hold.id), lease.as_secs_f64());
         let evidence = format!("{holder} had renewed it to about {lease:.1} s; {seen}");
         let (holder, certainty) = (Some(holder), Certainty::Suspected);
-        let expired = Expired { at, holder, certainty, source, evidence, times: 1 };
-        self.expire(expired, hold.since.at);
+        let began = hold.since.at;
+        let expired = Expired { at, began, holder, certainty, source, evidence, times: 1 };
+        self.expire(expired);
     }
 
     /// Applies a notification that its key was changed.

@@ -343,11 +343,10 @@ impl Record {
         view.map_or(0, |view| view.times)
     }
 
-    /// Returns its newest hold that expired, and the one before.
+    /// Returns its newest hold that expired.
     #[must_use]
-    pub fn expired(&self) -> Option<(&Expired, Option<&Expired>)> {
-        let cold = self.cold.as_ref()?;
-        Some((cold.expired.as_ref()?, cold.expired_before.as_deref()))
+    pub fn expired(&self) -> Option<&Expired> {
+        self.cold.as_ref()?.expired.as_ref()
     }
 
     /// Returns whether it has waiters known by name.

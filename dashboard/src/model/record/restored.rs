@@ -57,7 +57,8 @@ impl RestoredLock {
         };
         let who = holder.as_ref().map_or_else(|| "its holder".to_owned(), HolderField::to_string);
         let evidence = format!("{who} {what}; an earlier run of this dashboard observed that");
-        Some(Expired { at: now.back_to(at), holder, certainty, source, evidence, times: 1 })
+        let (at, began) = (now.back_to(at), at);
+        Some(Expired { at, began, holder, certainty, source, evidence, times: 1 })
     }
 }
 

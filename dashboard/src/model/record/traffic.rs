@@ -287,13 +287,14 @@ impl Record {
         }
         let expired = Expired {
             at,
+            began,
             holder: Some(holder.into()),
             certainty: Certainty::Certain,
             source: Source::Monitor,
             evidence: late_return(holder, what, gone_for, cause),
             times: 1,
         };
-        self.expire(expired, began);
+        self.expire(expired);
         self.dirty = true;
     }
 
