@@ -582,7 +582,7 @@ impl Runtime {
                 self.turns.on_closed(connection);
                 self.core.on_close(time, connection);
             }
-            // Clients that do not wait for the answer must not cost the locks any time.
+            // Nobody waits for these lists any more.
             Input::ListLocks(_, answer) if answer.is_closed() => {}
             Input::ListSessions(.., answer) if answer.is_closed() => {}
             Input::ListLocks(request, answer) => {

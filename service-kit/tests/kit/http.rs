@@ -242,14 +242,20 @@ async fn one_gives_way(site: &Site, mut idle: Vec<TcpStream>) {
     tokio::time::timeout(patience, closed).await.expect("a connection gives way");
 }
 
-#[tokio::test]
-async fn requests_that_wait_do_not_give_way_to_new_connections() {
+/// Returns a site for one connection with requests, and that connection.
+async fn full_site() -> (Site, TcpStream) {
     let limits =
         Limits { connections: 1, head_timeout: Duration::from_secs(600), ..Limits::default() };
     let router = Router::new().route("/endless", get(endless)).route("/", get(|| async { "in" }));
     let site = Site::start(router, limits).await;
     let mut first = site.connect().await;
     begin(&mut first, "/endless").await;
+    (site, first)
+}
+
+#[tokio::test]
+async fn requests_that_wait_do_not_give_way_to_new_connections() {
+    let (site, first) = full_site().await;
     let mut waiting = Vec::new();
     for _ in 0..20 {
         let mut stream = site.connect().await;
@@ -266,12 +272,7 @@ async fn requests_that_wait_do_not_give_way_to_new_connections() {
 
 #[tokio::test]
 async fn connections_beyond_the_limit_wait() {
-    let limits =
-        Limits { connections: 1, head_timeout: Duration::from_secs(600), ..Limits::default() };
-    let router = Router::new().route("/endless", get(endless)).route("/", get(|| async { "in" }));
-    let site = Site::start(router, limits).await;
-    let mut first = site.connect().await;
-    begin(&mut first, "/endless").await;
+    let (site, first) = full_site().await;
     let second = site.get("/");
     tokio::pin!(second);
     let early = tokio::time::timeout(Duration::from_millis(100), &mut second).await;

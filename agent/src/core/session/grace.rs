@@ -245,7 +245,7 @@ impl Core {
             return self.refuse_resume(reply_to, "alive", alive(session));
         }
         let sentence = format!(
-            "UNAVAILABLE session {session}: it is not yet known which of its holds exist: Redis or the journal has not answered; try again"
+            "UNAVAILABLE session {session}: Redis or the journal has not answered yet, so it is not known which of its holds exist; try again"
         );
         self.refuse_resume(reply_to, "unconfirmed", Frame::Error(sentence));
     }

@@ -227,6 +227,22 @@ fn a_stuck_lock_is_renewed_for_long_without_any_change() {
     assert_eq!(stuck(&renew(310_000, 0, unsubscribe)), suspected);
 }
 
+/// Reads the lock `a` with that holder and that many milliseconds left.
+fn read_left(model: &mut Model, by: HolderId, ms: u64, left: u64) -> Arc<LockView> {
+    let holders = vec![Holder { id: by, count: 1 }];
+    let hash = LockHash { holders, ..LockHash::default() };
+    let (ttl, companions) = (Some(Duration::from_millis(left)), Companions::default());
+    read(model, "a", ms, Reading::Lock { hash, ttl, companions });
+    shown(model, "a").unwrap()
+}
+
+/// Lets a holder renew the lock `a` every ten seconds until it is stuck, at 310 s.
+fn renew_until_stuck(model: &mut Model, by: HolderId) {
+    for ms in (0..=310_000).step_by(5_000) {
+        read_left(model, by, ms, 30_000 - ms % 10_000);
+    }
+}
+
 #[test]
 fn a_stuck_lock_stays_stuck_when_it_is_renewed_early_or_a_clock_is_set() {
     // An agent's numbers identify a hold for good; a thread of Redisson may have acquired the lock again.
@@ -238,20 +254,11 @@ fn a_stuck_lock_stays_stuck_when_it_is_renewed_early_or_a_clock_is_set() {
         (holder(1), &[24_000], true),
     ] {
         let mut model = model();
-        let mut read_left = |ms, left| {
-            let holders = vec![Holder { id: by, count: 1 }];
-            let hash = LockHash { holders, ..LockHash::default() };
-            let (ttl, companions) = (Some(Duration::from_millis(left)), Companions::default());
-            read(&mut model, "a", ms, Reading::Lock { hash, ttl, companions });
-            shown(&mut model, "a").unwrap()
-        };
-        for ms in (0..=310_000).step_by(5_000) {
-            read_left(ms, 30_000 - ms % 10_000);
-        }
+        renew_until_stuck(&mut model, by);
         let mut view = None;
         for (i, left) in (1..).zip(set_to) {
-            read_left(310_000 + i * 3_000, 27_000);
-            view = Some(read_left(310_010 + i * 3_000, *left));
+            read_left(&mut model, by, 310_000 + i * 3_000, 27_000);
+            view = Some(read_left(&mut model, by, 310_010 + i * 3_000, *left));
         }
         let view = view.unwrap();
         let is_stuck = view.problems.iter().any(|it| it.problem == ProblemKind::Stuck);
@@ -266,18 +273,12 @@ fn a_stuck_lock_is_stuck_until_a_longer_lease_has_outlasted_the_renewals() {
     let granted = HolderId::new(ClientId::from_random([1; 16]), 1_700_000_000 << 30);
     let stuck_until = |left: &dyn Fn(u64) -> u64| {
         let mut model = model();
-        let mut read_left = |ms, left| {
-            let holders = vec![Holder { id: granted, count: 1 }];
-            let hash = LockHash { holders, ..LockHash::default() };
-            let (ttl, companions) = (Some(Duration::from_millis(left)), Companions::default());
-            read(&mut model, "a", ms, Reading::Lock { hash, ttl, companions });
-            let view = shown(&mut model, "a").unwrap();
+        renew_until_stuck(&mut model, granted);
+        let mut is_stuck = |ms: &u64| {
+            let view = read_left(&mut model, granted, 310_000 + ms, left(*ms));
             view.problems.iter().any(|it| it.problem == ProblemKind::Stuck)
         };
-        for ms in (0..=310_000).step_by(5_000) {
-            read_left(ms, 30_000 - ms % 10_000);
-        }
-        (1_000..60_000).step_by(3_000).find(|ms| !read_left(310_000 + ms, left(*ms)))
+        (1_000..60_000).step_by(3_000).find(|ms| !is_stuck(ms))
     };
     for set_back in [5_000, 12_000, 60_000] {
         let left = |ms| if ms < 10_000 { 30_000 + set_back - ms } else { 30_000 - ms % 10_000 };
